@@ -99,6 +99,6 @@ td_status td_api_add_params(td_api_request *out, td_api_tool *tool, const cJSON 
                             td_api_error *error);
 void td_api_tool_free(td_api_tool *tool);
 
-// prompt.c: the prompt of /v1/completions, or the tokens of /detokenize.
+// The prompt of /v1/completions, or the tokens of /detokenize.
 td_status td_api_parse_prompt(td_api_request *out, const cJSON *root, const char *key,
                               const td_api_defaults *defaults, td_api_error *error);

@@ -5,6 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "api/error.h"
 #include "base/buf.h"
 
 typedef struct td_response_store td_response_store;
@@ -29,3 +30,10 @@ void td_response_store_put(td_response_store *store, uint64_t owner, const char 
                            const td_buf *const parts[TD_N_STORED]);
 // False: the owner has no such response.
 bool td_response_store_delete(td_response_store *store, uint64_t owner, const char *id);
+
+// Appends what GET answers. path: ID or ID/input_items; query: that of the URL, "" if it has none:
+// order (desc, or asc), limit (1 to 100, default 20), after (an item's id).
+td_status td_responses_get(td_buf *out, td_response_store *store, uint64_t owner, const char *path,
+                           const char *query, td_api_error *error);
+td_status td_responses_delete(td_buf *out, td_response_store *store, uint64_t owner, const char *id,
+                              td_api_error *error);

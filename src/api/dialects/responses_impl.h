@@ -26,20 +26,3 @@ void td_responses_add_input(td_buf *out, const char *arguments, size_t len);
 // Writes a call's name and namespace.
 void td_responses_write_name(td_json_writer *w, const td_dialect_state *s,
                              const td_tool_call *call);
-
-// responses_references.c: items of stored responses that the input refers to. Zeroed: none yet.
-typedef struct td_referenced td_referenced;
-typedef struct {
-  td_referenced *responses; // owned: each is parsed once
-  unsigned n;               // references
-  size_t n_bytes;           // of the responses, and of what was written for their items
-} td_references;
-
-// Finds the item. where: of its id in the request.
-td_status td_responses_refer(td_references *references, const td_dialect_state *state,
-                             const cJSON *id, const char *where, const cJSON **item,
-                             td_api_error *error);
-// Counts bytes, of which a request may only refer to so many.
-td_status td_responses_count(td_references *references, size_t n_bytes, const char *where,
-                             td_api_error *error);
-void td_references_free(td_references *references);

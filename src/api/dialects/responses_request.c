@@ -1,8 +1,109 @@
 // src/api/dialects/responses_request.c - from a body of /v1/responses to one of chat.
+#include <stdlib.h>
 #include <string.h>
 
 #include "api/dialects/responses_impl.h"
 #include "base/str.h"
+
+// ---- items of stored responses, by reference ----------------------------------------------------
+
+#define MAX_REFERENCES 1024 // a request
+#define MAX_BYTES      (32u << 20)
+
+typedef struct referenced {
+  struct referenced *next;
+  char id[64];
+  cJSON *root; // owned
+} referenced;
+
+// Zeroed: none yet.
+typedef struct {
+  referenced *responses; // owned: each is parsed once
+  unsigned n;            // references
+  size_t n_bytes;        // of the responses, and of what was written for their items
+} referred;
+
+static void free_references(referred *references) {
+  for (referenced *r = references->responses, *next; r; r = next) {
+    next = r->next;
+    cJSON_Delete(r->root);
+    free(r);
+  }
+  *references = (referred){0};
+}
+
+static td_status count_referred(referred *references, size_t n_bytes, const char *where,
+                                td_api_error *error) {
+  references->n_bytes += n_bytes;
+  if (references->n_bytes <= MAX_BYTES) return TD_OK;
+  return td_api_wrong(error, where,
+                      ": the stored responses that are referred to, and their items, have more "
+                      "than %u MiB: refer to fewer",
+                      MAX_BYTES >> 20);
+}
+
+static td_status parse(referred *references, const char *id, const td_buf *json, const char *where,
+                       td_api_error *error) {
+  td_err err;
+  referenced *r = json->failed ? NULL : calloc(1, sizeof *r);
+  if (!r) return td_api_fail(error, 503, NULL, NULL, "out of memory");
+  td_status st = td_json_parse(&r->root, td_buf_text(json), json->len, TD_JSON_MAX_DEPTH, &err);
+  if (st != TD_OK) {
+    free(r);
+    return td_api_fail_err(error, where, &err);
+  }
+  snprintf(r->id, sizeof r->id, "%s", id);
+  r->next = references->responses;
+  references->responses = r;
+  return TD_OK;
+}
+
+// *root NULL: there is no such response.
+static td_status find_response(referred *references, const td_dialect_state *state, const char *id,
+                               const char *where, const cJSON **root, td_api_error *error) {
+  const referenced *r = references->responses;
+  while (r && strcmp(r->id, id) != 0)
+    r = r->next;
+  *root = r ? r->root : NULL;
+  td_buf json = TD_BUF_INIT;
+  if (r || !state->store ||
+      !td_response_store_get(state->store, state->owner, id, TD_STORED_RESPONSE, &json))
+    return TD_OK;
+  td_status st = count_referred(references, json.len, where, error);
+  if (st == TD_OK) st = parse(references, id, &json, where, error);
+  if (st == TD_OK) *root = references->responses->root;
+  td_buf_free(&json);
+  return st;
+}
+
+static const cJSON *item_of(const cJSON *items, const char *id) {
+  for (const cJSON *item = items ? items->child : NULL; item; item = item->next)
+    if (td_json_is(item, "id", id)) return item;
+  return NULL;
+}
+
+// The item's id is PREFIX_RESPONSE_INDEX.
+static td_status refer(referred *references, const td_dialect_state *state, const cJSON *id,
+                       const char *where, const cJSON **item, td_api_error *error) {
+  const char *text = cJSON_IsString(id) ? id->valuestring : "";
+  const char *begin = strchr(text, '_'), *end = strrchr(text, '_');
+  const cJSON *root = NULL;
+  char response[64] = "";
+  if (begin && end > begin)
+    snprintf(response, sizeof response, "resp_%.*s", (int)(end - begin - 1), begin + 1);
+  td_status st = TD_OK;
+  if (++references->n <= MAX_REFERENCES)
+    st = find_response(references, state, response, where, &root, error);
+  if (st != TD_OK) return st;
+  *item = root ? item_of(td_json_get(root, "output"), text) : NULL;
+  if (*item) return TD_OK;
+  return td_api_fail(error, 404, where, "not_found",
+                     "%s: there is no item %.64s; responses are kept in memory, the last ones "
+                     "only: send the item itself",
+                     where, text);
+}
+
+// ---- input -------------------------------------------------------------------------------------
 
 // Gathers an assistant's turn, which Responses spells as several items.
 typedef struct {
@@ -13,7 +114,7 @@ typedef struct {
   unsigned n_calls;
   bool is_open;
   td_api_path from; // its first item
-  td_references references;
+  referred references;
 } turn;
 
 static void begin_turn(turn *t, const char *where) {
@@ -141,13 +242,13 @@ static size_t n_written(const turn *t) {
 static td_status write_reference(turn *t, const cJSON *item, const char *where) {
   const cJSON *found;
   const td_api_path at = td_api_member(where, "id");
-  td_status st = td_responses_refer(&t->references, t->state, td_json_get(item, "id"), at.text,
-                                    &found, t->error);
+  td_status st = refer(&t->references, t->state, td_json_get(item, "id"), at.text, &found,
+                       t->error);
   const size_t before = n_written(t);
   if (st == TD_OK) st = write_item(t, found, false, where);
   const size_t after = n_written(t);
   if (st != TD_OK || after <= before) return st;
-  return td_responses_count(&t->references, after - before, at.text, t->error);
+  return count_referred(&t->references, after - before, at.text, t->error);
 }
 
 static td_status write_item(turn *t, const cJSON *item, bool is_asked, const char *where) {
@@ -201,7 +302,7 @@ static td_status write_input(td_buf *out, const cJSON *root, td_dialect_state *s
   td_buf_free(&t.content);
   td_buf_free(&t.reasoning);
   td_buf_free(&t.calls);
-  td_references_free(&t.references);
+  free_references(&t.references);
   return st;
 }
 
