@@ -18,7 +18,6 @@
 #include "base/log.h"
 #include "base/stats.h"
 #include "bench/bench.h"
-#include "bench/fetch.h"
 #include "bench/http_client.h"
 #include "bench/openai_client.h"
 #include "runtime/command.h"

@@ -8,7 +8,7 @@
 #include "base/json_parse.h"
 #include "base/json_write.h"
 #include "base/units.h"
-#include "bench/fetch.h"
+#include "bench/openai_client.h"
 #include "cli/cli.h"
 #include "runtime/command.h"
 

@@ -13,9 +13,9 @@
 
 #include "api/calls/call_syntax.h"
 #include "api/request.h"
+#include "base/sha256.h"
 #include "front/backend.h"
 #include "front/metrics.h"
-#include "front/model_files.h"
 #include "front/pictures.h"
 #include "front/turns.h"
 #include "options/options.h"
@@ -25,6 +25,13 @@
 typedef struct td_host td_host;
 typedef struct td_host_use td_host_use;
 struct td_serve;
+
+// What the files of a model's folder say of it.
+typedef struct {
+  uint64_t n_bytes;   // of all weights and configuration files
+  int64_t modified_s; // the newest of them, seconds since 1970
+  td_digest digest;   // SHA-256 of config.json and of the names and sizes of the weights
+} td_model_files;
 
 // One request's use of a model, embedded in the request. Zeroed before it begins.
 struct td_host_use {
@@ -127,3 +134,6 @@ void td_host_unload(td_host *host);
 void td_host_refuse(td_host *host);
 // The server ends: stops everything. No waiter is left.
 void td_host_shut_down(td_host *host);
+
+// Reads the folder; what cannot be read is left out.
+void td_model_files_read(td_model_files *out, const char *dir);

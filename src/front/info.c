@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "api/dialects/responses_stored.h"
+#include "api/dialects/response_store.h"
 #include "base/json_write.h"
 #include "base/mem_info.h"
 #include "base/query.h"

@@ -11,8 +11,8 @@
 
 #include "base/fs.h"
 #include "base/stats.h"
-#include "bench/fetch.h"
 #include "bench/known_answers.h"
+#include "bench/openai_client.h"
 #include "bench/report.h"
 #include "tandem/kernels.h"
 #include "unit/testing.h"
