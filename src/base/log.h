@@ -2,7 +2,7 @@
 //
 // Logging never blocks. If stderr does not accept a line at once, because nobody reads the pipe or
 // the terminal is stopped, the line is dropped and counted; the count is logged when lines can be
-// written again. Control characters are escaped (base/printable.h), since messages contain text
+// written again. Control characters are escaped (base/utf8.h), since messages contain text
 // from clients and files.
 #pragma once
 
