@@ -533,8 +533,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
   auto kernel = attn_decode_kernel<S>;
   const size_t n_bytes = sizeof(typename S::shared);
   static_assert(n_bytes <= SHARED_BYTES, "");
-  cudaError_t code = allow_shared(kernel, n_bytes);
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(kernel, n_bytes)) return failed;
   td_cu_attn_decode_args args = *a;
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   uint32_t page_tokens = a->batch.page_tokens;
@@ -544,8 +543,7 @@ template <class S> static int launch(const td_cu_attn_decode_args *a, td_cu_stre
                   (page_tokens & (page_tokens - 1)) == 0 && (!S::BLOCKS || a->block % S::KEYS == 0);
   uint32_t chunks = ceil_div(a->n_heads / a->n_kv_heads, S::HEADS);
   dim3 grid(a->n_kv_heads * chunks, a->n_rows, a->batch.n_tokens);
-  TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args);
-  if (int failed = launched()) return failed;
+  if (int failed = TD_LAUNCH(kernel, grid, DECODE_THREADS, n_bytes, stream, args)) return failed;
   return launch_merge(args, S::V_IN_K, stream);
 }
 

@@ -332,13 +332,12 @@ __global__ static void __launch_bounds__(LATENT_THREADS)
 
 extern "C" int td_cu_attn_latents(const td_cu_attn_decode_args *a, td_cu_stream stream) {
   auto kernel = a->kv.dtype == TD_F8E4M3 ? attn_latents_kernel<true> : attn_latents_kernel<false>;
-  cudaError_t code = allow_shared(kernel, sizeof(latent_shared));
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(kernel, sizeof(latent_shared))) return failed;
   td_cu_attn_decode_args args = *a;
   args.scale *= LOG2_E;
   args.out_f32 = true;
   dim3 grid(ceil_div(a->n_heads, HEADS), a->batch.n_tokens, a->n_rows);
-  TD_LAUNCH(kernel, grid, LATENT_THREADS, sizeof(latent_shared), stream, args);
-  if (int failed = launched()) return failed;
+  if (int failed = TD_LAUNCH(kernel, grid, LATENT_THREADS, sizeof(latent_shared), stream, args))
+    return failed;
   return launch_merge(args, true, stream);
 }

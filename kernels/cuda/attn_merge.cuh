@@ -123,7 +123,6 @@ static inline int launch_merge(const td_cu_attn_decode_args &a, bool folds, td_c
   enum { LEAST_THREADS = 128, MOST_THREADS = 512 };
   auto kernel = folds && !a.by_block ? attn_merge_kernel<TD_CU_FOLDED> : attn_merge_kernel<1>;
   const uint32_t n_threads = ceil_div(a.v_dim, LEAST_THREADS) * LEAST_THREADS;
-  TD_LAUNCH(kernel, dim3(a.n_heads, a.batch.n_tokens), at_most(n_threads, MOST_THREADS), 0, stream,
-            a);
-  return launched();
+  return TD_LAUNCH(kernel, dim3(a.n_heads, a.batch.n_tokens), at_most(n_threads, MOST_THREADS), 0,
+                   stream, a);
 }

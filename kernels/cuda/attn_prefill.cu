@@ -557,15 +557,13 @@ __global__ static void __launch_bounds__(PREFILL_THREADS)
 template <class Kernel>
 static int launch(Kernel kernel, size_t n_bytes, const td_cu_attn_prefill_args *a,
                   td_cu_stream stream) {
-  cudaError_t code = allow_shared(kernel, n_bytes);
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(kernel, n_bytes)) return failed;
   dim3 grid(a->list.n_tiles, a->n_heads);
   td_cu_attn_prefill_args args = *a;
   args.scale *= LOG2_E;
   args.q_in_runs = (a->k_dim | a->q_stride) % CHUNK == 0 &&
                    reinterpret_cast<uintptr_t>(a->q) % sizeof(uint4) == 0;
-  TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, args);
-  return launched();
+  return TD_LAUNCH(kernel, grid, PREFILL_THREADS, n_bytes, stream, args);
 }
 
 // Keys per tile: what 99 KB of shared memory, or the 227 KB of sm_90, can hold twice.

@@ -9,13 +9,14 @@
 
 #include "kernels/cuda/abi.h"
 
+// Launches a kernel; the result is that of a launcher.
 #ifdef __CUDACC__
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
-  kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args)
+  (kernel<<<grid, block, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args), launched())
 #define TD_DYNAMIC_SHARED(name) extern __shared__ __align__(1024) unsigned char name[]
 #else // tests/cuda_emu
 #define TD_LAUNCH(kernel, grid, block, shared_bytes, stream, args)                                 \
-  emu_launch(kernel, grid, block, shared_bytes, stream, args)
+  (emu_launch(kernel, grid, block, shared_bytes, stream, args), launched())
 #define TD_DYNAMIC_SHARED(name) unsigned char *name = emu_dynamic_shared()
 #endif
 

@@ -124,8 +124,8 @@ template <int READ> __global__ static void dequant_kernel(td_cu_dequant_args a) 
 
 template <int READ> static int launch(const td_cu_dequant_args *a, td_cu_stream stream) {
   auto kernel = dequant_kernel<READ>;
-  TD_LAUNCH(kernel, dim3(a->n_rows, ceil_div(a->w.cols, 8 * THREADS)), THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, dim3(a->n_rows, ceil_div(a->w.cols, 8 * THREADS)), THREADS, 0, stream,
+                   *a);
 }
 
 extern "C" int td_cu_dequant(const td_cu_dequant_args *a, td_cu_stream stream) {

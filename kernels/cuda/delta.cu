@@ -224,13 +224,12 @@ extern "C" int td_cu_delta_conv(const td_delta_conv_args *a, td_cu_stream stream
   uint32_t n_warps = 2 * s.n_k_heads + s.n_v_heads + of_gates;
   uint32_t n = a->batch.n_tokens, each = n >= CONV_MANY ? CONV_TOKENS : 1;
   auto kernel = s.n_taps == 4 ? conv_kernel<4> : conv_kernel<0>;
-  TD_LAUNCH(kernel, dim3(ceil_div(n, each), ceil_div(n_warps, CONV_WARPS)), CONV_WARPS * WARP, 0,
-            stream, *a);
+  const dim3 tokens(ceil_div(n, each), ceil_div(n_warps, CONV_WARPS));
+  if (int failed = TD_LAUNCH(kernel, tokens, CONV_WARPS * WARP, 0, stream, *a)) return failed;
   // A sequence's tokens are in one page more than they fill, at most.
   dim3 grid(ceil_div(a->channels, STATE_THREADS), a->batch.n_seqs,
             ceil_div(n, a->batch.page_tokens) + 1);
-  TD_LAUNCH(conv_states_kernel, grid, STATE_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(conv_states_kernel, grid, STATE_THREADS, 0, stream, *a);
 }
 
 // ---- the recurrence -----------------------------------------------------------------------------
@@ -514,11 +513,11 @@ __global__ static void __launch_bounds__(RULE_THREADS) rule_kernel(td_delta_rule
 }
 
 template <int KD, bool EACH>
-static void launch_rule(const td_delta_rule_op_args *a, dim3 grid, td_cu_stream stream) {
+static int launch_rule(const td_delta_rule_op_args *a, dim3 grid, td_cu_stream stream) {
   const td_delta_shape &s = a->shape;
   bool runs = in_runs(a->qkv, a->channels) && s.k_dim % RUN_OF_8 == 0 && s.v_dim % RUN_OF_8 == 0;
   auto kernel = runs ? rule_kernel<KD, true, EACH> : rule_kernel<KD, false, EACH>;
-  TD_LAUNCH(kernel, grid, RULE_THREADS, 0, stream, *a);
+  return TD_LAUNCH(kernel, grid, RULE_THREADS, 0, stream, *a);
 }
 
 extern "C" int td_cu_delta_rule(const td_delta_rule_op_args *a, td_cu_stream stream) {
@@ -528,8 +527,7 @@ extern "C" int td_cu_delta_rule(const td_delta_rule_op_args *a, td_cu_stream str
                     ? is_short ? launch_rule<ROW_STEP, true> : launch_rule<TD_CU_DELTA_KEYS, true>
                 : is_short ? launch_rule<ROW_STEP, false>
                            : launch_rule<TD_CU_DELTA_KEYS, false>;
-  launch(a, grid, stream);
-  return launched();
+  return launch(a, grid, stream);
 }
 
 // ---- gates --------------------------------------------------------------------------------------
@@ -564,7 +562,6 @@ extern "C" int td_cu_gate_rows(const td_gate_rows_args *a, td_cu_stream stream) 
                              a->part.stride % RUN_OF_8 == 0));
   auto kernel = runs ? gate_rows_kernel<RUN_OF_8> : gate_rows_kernel<1>;
   uint32_t n_threads = ceil_div(ceil_div(a->dim, runs ? RUN_OF_8 : 1), WARP) * WARP;
-  TD_LAUNCH(kernel, dim3(a->n_tokens, a->n_groups), at_most(n_threads, MOST_THREADS), 0, stream,
-            *a);
-  return launched();
+  return TD_LAUNCH(kernel, dim3(a->n_tokens, a->n_groups), at_most(n_threads, MOST_THREADS), 0,
+                   stream, *a);
 }

@@ -514,10 +514,9 @@ extern "C" int td_cu_delta_channels(const td_delta_rule_op_args *a, td_cu_stream
   const td_batch_view &b = a->batch;
   const dim3 of_chunks(static_cast<uint32_t>(td_cu_channel_slot(b.n_tokens, b.n_seqs)),
                        ceil_div(a->shape.n_v_heads, RELATE_WARPS));
-  TD_LAUNCH(relate_kernel, of_chunks, RELATE_WARPS * WARP, 0, stream, *a);
-  cudaError_t code = allow_shared(channels_kernel, sizeof(channels_shared));
-  if (code != cudaSuccess) return code;
+  if (int failed = TD_LAUNCH(relate_kernel, of_chunks, RELATE_WARPS * WARP, 0, stream, *a))
+    return failed;
+  if (int failed = allow_shared(channels_kernel, sizeof(channels_shared))) return failed;
   dim3 grid(ceil_div(a->shape.v_dim, TILE), a->shape.n_v_heads, b.n_seqs);
-  TD_LAUNCH(channels_kernel, grid, THREADS, sizeof(channels_shared), stream, *a);
-  return launched();
+  return TD_LAUNCH(channels_kernel, grid, THREADS, sizeof(channels_shared), stream, *a);
 }

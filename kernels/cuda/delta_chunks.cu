@@ -499,9 +499,7 @@ __global__ static void __launch_bounds__(THREADS, BLOCKS_OF_SM)
 
 extern "C" int td_cu_delta_chunks(const td_delta_rule_op_args *a, td_cu_stream stream) {
   static_assert(sizeof(chunks_shared) <= SHARED_BYTES, "");
-  cudaError_t code = allow_shared(chunks_kernel, sizeof(chunks_shared));
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(chunks_kernel, sizeof(chunks_shared))) return failed;
   dim3 grid(ceil_div(a->shape.v_dim, TILE), a->shape.n_v_heads, a->batch.n_seqs);
-  TD_LAUNCH(chunks_kernel, grid, THREADS, sizeof(chunks_shared), stream, *a);
-  return launched();
+  return TD_LAUNCH(chunks_kernel, grid, THREADS, sizeof(chunks_shared), stream, *a);
 }

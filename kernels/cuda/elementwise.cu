@@ -33,40 +33,28 @@ __global__ static void embed_kernel(td_embed_args a) {
 }
 
 extern "C" int td_cu_embed(const td_embed_args *a, td_cu_stream stream) {
-  TD_LAUNCH(embed_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(embed_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
 }
 
-__device__ static float f32_from(const void *x, size_t i, bool is_f32) {
-  return is_f32 ? static_cast<const float *>(x)[i]
-                : f32_from_bf16(static_cast<const uint16_t *>(x)[i]);
-}
-
-__global__ static void add_kernel(td_add_args a) {
-  for (size_t i = first_element(); i < a.n; i += element_stride())
-    a.x[i] = bf16_from_f32(f32_from_bf16(a.x[i]) + f32_from(a.y, i, a.y_f32));
-}
-
-template <class Y> __global__ static void add_runs_kernel(td_add_args a) {
-  for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
-    float x[RUN_OF_8], y[RUN_OF_8];
-    load_run(a.x + i, x);
-    load_run(static_cast<const Y *>(a.y) + i, y);
+template <class Y, int N> __global__ static void add_kernel(td_add_args a) {
+  for (size_t i = first_element() * N; i < a.n; i += element_stride() * N) {
+    float x[N], y[N];
+    take_elements(a.x + i, x);
+    take_elements(static_cast<const Y *>(a.y) + i, y);
 #pragma unroll
-    for (int e = 0; e < RUN_OF_8; e++)
+    for (int e = 0; e < N; e++)
       x[e] += y[e];
-    store_run(a.x + i, x);
+    put_elements(a.x + i, x);
   }
 }
 
 extern "C" int td_cu_add(const td_add_args *a, td_cu_stream stream) {
-  if (in_runs(a->x, a->n) && in_runs(a->y, a->n)) {
-    auto kernel = a->y_f32 ? add_runs_kernel<float> : add_runs_kernel<uint16_t>;
-    TD_LAUNCH(kernel, element_blocks(a->n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
-    return launched();
-  }
-  TD_LAUNCH(add_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  const bool runs = in_runs(a->x, a->n) && in_runs(a->y, a->n);
+  auto kernel = a->y_f32 ? runs ? add_kernel<float, RUN_OF_8> : add_kernel<float, 1>
+                : runs ? add_kernel<uint16_t, RUN_OF_8>
+                         : add_kernel<uint16_t, 1>;
+  const size_t n = runs ? a->n / RUN_OF_8 : a->n;
+  return TD_LAUNCH(kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
 }
 
 // Few blocks, since host memory and not the SMs is what such a copy waits for.
@@ -77,68 +65,49 @@ template <class Element> __global__ static void copy_kernel(td_copy_args a) {
     static_cast<Element *>(a.dst)[i] = static_cast<const Element *>(a.src)[i];
 }
 
+template <class Element> static int copy_as(const td_copy_args *a, td_cu_stream stream) {
+  const uint32_t n_blocks = ceil_div(a->n_bytes / sizeof(Element), ELEMENT_THREADS);
+  return TD_LAUNCH(copy_kernel<Element>, at_most(n_blocks, COPY_BLOCKS), ELEMENT_THREADS, 0, stream,
+                   *a);
+}
+
 extern "C" int td_cu_copy_direct(const td_copy_args *a, td_cu_stream stream) {
   const uintptr_t bits = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
                          a->n_bytes;
-  auto kernel = bits % sizeof(uint4) == 0      ? copy_kernel<uint4>
-                : bits % sizeof(uint32_t) == 0 ? copy_kernel<uint32_t>
-                                               : copy_kernel<uint8_t>;
-  const size_t n = bits % sizeof(uint4) == 0      ? a->n_bytes / sizeof(uint4)
-                   : bits % sizeof(uint32_t) == 0 ? a->n_bytes / sizeof(uint32_t)
-                                                  : a->n_bytes;
-  TD_LAUNCH(kernel, at_most(ceil_div(n, ELEMENT_THREADS), COPY_BLOCKS), ELEMENT_THREADS, 0, stream,
-            *a);
-  return launched();
+  return bits % sizeof(uint4) == 0      ? copy_as<uint4>(a, stream)
+         : bits % sizeof(uint32_t) == 0 ? copy_as<uint32_t>(a, stream)
+                                        : copy_as<uint8_t>(a, stream);
 }
 
-__device__ static float part_at(const td_sum_parts_args &a, uint32_t p, size_t i) {
-  if (a.f32_parts >> p & 1)
-    return f32_from_bf16(bf16_from_f32(static_cast<const float *>(a.parts[p])[i]));
-  return f32_from_bf16(static_cast<const uint16_t *>(a.parts[p])[i]);
-}
-
-__global__ static void sum_parts_kernel(td_sum_parts_args a) {
-  for (size_t i = first_element(); i < a.n; i += element_stride()) {
-    float sum = part_at(a, 0, i);
-    for (uint32_t p = 1; p < a.n_parts; p++)
-      sum += part_at(a, p, i);
-    if (a.out_f32) {
-      static_cast<float *>(a.out)[i] = sum;
-    } else {
-      static_cast<uint16_t *>(a.out)[i] = bf16_from_f32(sum);
-    }
-  }
-}
-
-// Eight elements of a part, rounded to BF16.
-__device__ static void load_part(const td_sum_parts_args &a, uint32_t p, size_t i,
-                                 float (&v)[RUN_OF_8]) {
+// Elements of a part, rounded to BF16.
+template <int N>
+__device__ static void load_part(const td_sum_parts_args &a, uint32_t p, size_t i, float (&v)[N]) {
   if (!(a.f32_parts >> p & 1)) {
-    load_run(static_cast<const uint16_t *>(a.parts[p]) + i, v);
+    take_elements(static_cast<const uint16_t *>(a.parts[p]) + i, v);
     return;
   }
-  load_run(static_cast<const float *>(a.parts[p]) + i, v);
+  take_elements(static_cast<const float *>(a.parts[p]) + i, v);
 #pragma unroll
-  for (int e = 0; e < RUN_OF_8; e++)
+  for (int e = 0; e < N; e++)
     v[e] = f32_from_bf16(bf16_from_f32(v[e]));
 }
 
-// The same in runs, so that parts in host memory are read, and out is written, 16 bytes a thread.
-__global__ static void sum_parts_runs_kernel(td_sum_parts_args a) {
-  for (size_t i = first_element() * RUN_OF_8; i < a.n; i += element_stride() * RUN_OF_8) {
-    float sum[RUN_OF_8];
+// In runs, so that parts in host memory are read, and out is written, 16 bytes a thread.
+template <int N> __global__ static void sum_parts_kernel(td_sum_parts_args a) {
+  for (size_t i = first_element() * N; i < a.n; i += element_stride() * N) {
+    float sum[N];
     load_part(a, 0, i, sum);
     for (uint32_t p = 1; p < a.n_parts; p++) {
-      float v[RUN_OF_8];
+      float v[N];
       load_part(a, p, i, v);
 #pragma unroll
-      for (int e = 0; e < RUN_OF_8; e++)
+      for (int e = 0; e < N; e++)
         sum[e] += v[e];
     }
     if (a.out_f32) {
-      store_run(static_cast<float *>(a.out) + i, sum);
+      put_elements(static_cast<float *>(a.out) + i, sum);
     } else {
-      store_run(static_cast<uint16_t *>(a.out) + i, sum);
+      put_elements(static_cast<uint16_t *>(a.out) + i, sum);
     }
   }
 }
@@ -147,13 +116,9 @@ extern "C" int td_cu_sum_parts(const td_sum_parts_args *a, td_cu_stream stream) 
   bool runs = in_runs(a->out, a->n);
   for (uint32_t p = 0; p < a->n_parts; p++)
     runs = runs && in_runs(a->parts[p], a->n);
-  if (runs) {
-    TD_LAUNCH(sum_parts_runs_kernel, element_blocks(a->n / RUN_OF_8), ELEMENT_THREADS, 0, stream,
-              *a);
-  } else {
-    TD_LAUNCH(sum_parts_kernel, element_blocks(a->n), ELEMENT_THREADS, 0, stream, *a);
-  }
-  return launched();
+  auto kernel = runs ? sum_parts_kernel<RUN_OF_8> : sum_parts_kernel<1>;
+  const size_t n = runs ? a->n / RUN_OF_8 : a->n;
+  return TD_LAUNCH(kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
 }
 
 // Element: the type of one copy of a thread.
@@ -173,8 +138,7 @@ template <class Element> __global__ static void gather_kernel(td_gather_rows_arg
 extern "C" int td_cu_gather(const td_gather_rows_args *a, td_cu_stream stream) {
   bool runs = in_runs(a->x, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? gather_kernel<uint4> : gather_kernel<uint16_t>;
-  TD_LAUNCH(kernel, a->n_rows, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, a->n_rows, ELEMENT_THREADS, 0, stream, *a);
 }
 
 // A sum of BF16 values, which later reads see rounded.
@@ -296,16 +260,14 @@ static int launch_norm_of_runs(const td_rmsnorm_args *a, td_cu_stream stream) {
   const uint32_t of_short = ceil_div(a->n_rows, n_threads / WARP);
   const uint32_t n_blocks = (is_short ? of_short : a->n_rows) + (a->also.x ? of_short : 0);
   auto kernel = is_short ? rmsnorm_runs_kernel<true> : rmsnorm_runs_kernel<false>;
-  TD_LAUNCH(kernel, n_blocks, n_threads, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, n_blocks, n_threads, 0, stream, *a);
 }
 
 static int launch_norm(const td_rmsnorm_args *a, td_cu_stream stream) {
   if (is_in_runs(*a)) return launch_norm_of_runs(a, stream);
   uint32_t threads = ceil_div(a->dim, 4 * WARP) * WARP;
   if (threads > 512) threads = 512;
-  TD_LAUNCH(rmsnorm_kernel, a->n_rows, threads, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(rmsnorm_kernel, a->n_rows, threads, 0, stream, *a);
 }
 
 extern "C" int td_cu_rmsnorm(const td_rmsnorm_args *a, td_cu_stream stream) {
@@ -355,8 +317,7 @@ template <class Element> __global__ static void layernorm_kernel(td_layernorm_ar
 extern "C" int td_cu_layernorm(const td_layernorm_args *a, td_cu_stream stream) {
   uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, 256);
   auto kernel = a->is_f32 ? layernorm_kernel<float> : layernorm_kernel<uint16_t>;
-  TD_LAUNCH(kernel, a->n_rows, threads, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, a->n_rows, threads, 0, stream, *a);
 }
 
 // The angles of token t, or NULL with the fault set.
@@ -437,11 +398,9 @@ extern "C" int td_cu_rope(const td_rope_args *a, td_cu_stream stream) {
   dim3 grid(a->n_tokens, a->also.x ? 2 : 1);
   if (are_in_runs(a->heads) && are_in_runs(a->also) && in_runs(a->cos_sin, run_dim)) {
     auto kernel = a->interleaved ? rope_runs_kernel<true> : rope_runs_kernel<false>;
-    TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
-    return launched();
+    return TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
   }
-  TD_LAUNCH(rope_kernel, grid, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(rope_kernel, grid, ELEMENT_THREADS, 0, stream, *a);
 }
 
 // One block per token.
@@ -458,38 +417,27 @@ __global__ static void scale_rows_kernel(td_scale_rows_args a) {
 }
 
 extern "C" int td_cu_scale_rows(const td_scale_rows_args *a, td_cu_stream stream) {
-  TD_LAUNCH(scale_rows_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(scale_rows_kernel, a->n_tokens, ELEMENT_THREADS, 0, stream, *a);
 }
 
-__global__ static void swiglu_kernel(td_cu_swiglu_args a) {
-  pair_range used = {0, a.n_rows};
-  if (a.range.tiles) used = pairs_of(a.range);
+template <int N> __global__ static void swiglu_kernel(td_cu_swiglu_args a) {
+  const pair_range used = pairs_of(a.range, a.n_rows);
   size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
-  for (size_t i = first_element(); i < n; i += element_stride())
-    a.glu.out[i] = bf16_from_f32(swiglu(a.glu, a.gate[i], a.up[i]));
-}
-
-__global__ static void swiglu_runs_kernel(td_cu_swiglu_args a) {
-  pair_range used = {0, a.n_rows};
-  if (a.range.tiles) used = pairs_of(a.range);
-  size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
-  for (size_t i = first_element() * RUN_OF_8; i < n; i += element_stride() * RUN_OF_8) {
-    float gate[RUN_OF_8], up[RUN_OF_8];
-    load_run(a.gate + i, gate);
-    load_run(a.up + i, up);
+  for (size_t i = first_element() * N; i < n; i += element_stride() * N) {
+    float gate[N], up[N];
+    take_elements(a.gate + i, gate);
+    take_elements(a.up + i, up);
 #pragma unroll
-    for (int e = 0; e < RUN_OF_8; e++)
+    for (int e = 0; e < N; e++)
       gate[e] = swiglu(a.glu, gate[e], up[e]);
-    store_run(a.glu.out + i, gate);
+    put_elements(a.glu.out + i, gate);
   }
 }
 
 // Rows of gate and up alternate. RUNS: four results at a time.
 template <bool RUNS> __global__ static void swiglu_pairs_kernel(td_cu_swiglu_args a) {
   enum { AT_ONCE = RUNS ? RUN_OF_8 / 2 : 1 };
-  pair_range used = {0, a.n_rows};
-  if (a.range.tiles) used = pairs_of(a.range);
+  const pair_range used = pairs_of(a.range, a.n_rows);
   size_t n = static_cast<size_t>(used.end - used.begin) * a.dim;
   for (size_t i = first_element() * AT_ONCE; i < n; i += element_stride() * AT_ONCE) {
     float v[RUN_OF_8];
@@ -506,26 +454,15 @@ template <bool RUNS> __global__ static void swiglu_pairs_kernel(td_cu_swiglu_arg
   }
 }
 
-static int launch_pairs(const td_cu_swiglu_args *a, td_cu_stream stream) {
-  size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (in_runs(a->gate, 2 * a->dim) && in_runs(a->glu.out, 2 * a->dim)) {
-    TD_LAUNCH(swiglu_pairs_kernel<true>, element_blocks(n / (RUN_OF_8 / 2)), ELEMENT_THREADS, 0,
-              stream, *a);
-    return launched();
-  }
-  TD_LAUNCH(swiglu_pairs_kernel<false>, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
-  return launched();
-}
-
 extern "C" int td_cu_swiglu(const td_cu_swiglu_args *a, td_cu_stream stream) {
-  if (a->pairs) return launch_pairs(a, stream);
-  size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  if (in_runs(a->gate, a->dim) && in_runs(a->up, a->dim) && in_runs(a->glu.out, a->dim)) {
-    TD_LAUNCH(swiglu_runs_kernel, element_blocks(n / RUN_OF_8), ELEMENT_THREADS, 0, stream, *a);
-    return launched();
-  }
-  TD_LAUNCH(swiglu_kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  const uint32_t row = a->dim * (a->pairs ? 2 : 1);
+  const bool runs = in_runs(a->gate, row) && in_runs(a->glu.out, row) &&
+                    (a->pairs || in_runs(a->up, row));
+  const size_t n = static_cast<size_t>(a->n_rows) * row / (runs ? RUN_OF_8 : a->pairs ? 2 : 1);
+  auto kernel = a->pairs ? runs ? swiglu_pairs_kernel<true> : swiglu_pairs_kernel<false>
+                : runs ? swiglu_kernel<RUN_OF_8>
+                         : swiglu_kernel<1>;
+  return TD_LAUNCH(kernel, element_blocks(n), ELEMENT_THREADS, 0, stream, *a);
 }
 
 // ---- the weighted sum of experts ----------------------------------------------------------------
@@ -562,8 +499,7 @@ __device__ static uint32_t find_terms(const td_cu_moe_sum_args &a, const pair_ra
 // One block per token, with a stride over tokens; a thread handles N elements at a time.
 template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_args a) {
   __shared__ sum_terms s;
-  pair_range range = {0, a.n_tokens * a.top_k};
-  if (a.range.tiles) range = pairs_of(a.range);
+  const pair_range range = pairs_of(a.range, a.n_tokens * a.top_k);
   if (a.accumulate && range.begin == range.end) return;
   for (uint32_t t = blockIdx.x; t < a.n_tokens; t += gridDim.x) {
     uint32_t n = find_terms(a, range, t, s);
@@ -585,8 +521,7 @@ template <class Out, int N> __global__ static void moe_sum_kernel(td_cu_moe_sum_
 
 // One block per pair, with a stride over pairs.
 template <int N> __global__ static void moe_pairs_kernel(td_cu_moe_sum_args a) {
-  pair_range range = {0, a.n_tokens * a.top_k};
-  if (a.range.tiles) range = pairs_of(a.range);
+  const pair_range range = pairs_of(a.range, a.n_tokens * a.top_k);
   for (uint32_t pair = blockIdx.x; pair < a.n_tokens * a.top_k; pair += gridDim.x) {
     uint32_t row = (a.place ? a.place[pair] : pair) - range.begin;
     if (row >= range.end - range.begin) continue;
@@ -633,16 +568,15 @@ extern "C" int td_cu_moe_join(const td_moe_join_args *a, td_cu_stream stream) {
   uint32_t n = ceil_div(a->dim, ELEMENT_THREADS * (runs ? RUN_OF_8 : 1));
   dim3 grid(a->n_tokens, at_most(n, MOST_PARTS));
   auto kernel = runs ? moe_join_kernel<RUN_OF_8> : moe_join_kernel<1>;
-  TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, ELEMENT_THREADS, 0, stream, *a);
 }
 
 static int launch_pairs(const td_cu_moe_sum_args *a, td_cu_stream stream) {
   enum { PAIR_BLOCKS = 4096 };
   bool runs = in_runs(a->parts, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? moe_pairs_kernel<RUN_OF_8> : moe_pairs_kernel<1>;
-  TD_LAUNCH(kernel, at_most(a->n_tokens * a->top_k, PAIR_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, at_most(a->n_tokens * a->top_k, PAIR_BLOCKS), ELEMENT_THREADS, 0, stream,
+                   *a);
 }
 
 extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
@@ -653,6 +587,5 @@ extern "C" int td_cu_moe_sum(const td_cu_moe_sum_args *a, td_cu_stream stream) {
                                           : moe_sum_kernel<uint16_t, RUN_OF_8>
                         : a->out_f32 ? moe_sum_kernel<float, 1>
                              : moe_sum_kernel<uint16_t, 1>;
-  TD_LAUNCH(kernel, at_most(a->n_tokens, SUM_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, at_most(a->n_tokens, SUM_BLOCKS), ELEMENT_THREADS, 0, stream, *a);
 }

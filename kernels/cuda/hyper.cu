@@ -122,12 +122,10 @@ __global__ static void __launch_bounds__(READ_THREADS) hyper_read_kernel(td_hype
 extern "C" int td_cu_hyper_read(const td_hyper_read_args *a, td_cu_stream stream) {
   const bool runs = in_runs(a->x, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? hyper_read_kernel<RUN_OF_8> : hyper_read_kernel<1>;
-  cudaError_t code = allow_shared(kernel, TD_CU_STREAM_DIM * sizeof(float));
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(kernel, TD_CU_STREAM_DIM * sizeof(float))) return failed;
   const uint32_t threads = at_most(ceil_div(a->dim, WARP * (runs ? RUN_OF_8 : 1)) * WARP,
                                    READ_THREADS);
-  TD_LAUNCH(kernel, a->n_tokens, threads, a->dim * sizeof(float), stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, a->n_tokens, threads, a->dim * sizeof(float), stream, *a);
 }
 
 // ---- writing ------------------------------------------------------------------------------------
@@ -183,8 +181,7 @@ extern "C" int td_cu_hyper_write(const td_hyper_write_args *a, td_cu_stream stre
   const bool runs = a->n_streams <= FEW && in_runs(a->x, a->dim) && in_runs(a->y, a->dim);
   auto kernel = runs ? hyper_write_kernel<FEW, RUN_OF_8> : hyper_write_kernel<TD_MAX_STREAMS, 1>;
   dim3 grid(ceil_div(a->dim, WRITE_THREADS * (runs ? RUN_OF_8 : 1)), a->n_tokens);
-  TD_LAUNCH(kernel, grid, WRITE_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, WRITE_THREADS, 0, stream, *a);
 }
 
 // ---- gates of low rank --------------------------------------------------------------------------
@@ -216,8 +213,7 @@ extern "C" int td_cu_hyper_mix(const td_hyper_mix_args *a, td_cu_stream stream) 
   const bool runs = in_runs(a->x, a->dim) && in_runs(a->gate, a->dim) && in_runs(a->out, a->dim);
   auto kernel = runs ? hyper_mix_kernel<RUN_OF_8> : hyper_mix_kernel<1>;
   dim3 grid(ceil_div(a->dim, WRITE_THREADS * (runs ? RUN_OF_8 : 1)), a->n_tokens);
-  TD_LAUNCH(kernel, grid, WRITE_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, WRITE_THREADS, 0, stream, *a);
 }
 
 __global__ static void silu_rows_kernel(td_silu_rows_args a) {
@@ -229,6 +225,5 @@ __global__ static void silu_rows_kernel(td_silu_rows_args a) {
 
 extern "C" int td_cu_silu_rows(const td_silu_rows_args *a, td_cu_stream stream) {
   const size_t n = static_cast<size_t>(a->n_rows) * a->dim;
-  TD_LAUNCH(silu_rows_kernel, ceil_div(n, READ_THREADS), READ_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(silu_rows_kernel, ceil_div(n, READ_THREADS), READ_THREADS, 0, stream, *a);
 }

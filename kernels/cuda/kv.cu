@@ -72,8 +72,7 @@ __global__ static void kv_store_f8_kernel(td_kv_store_args a) {
 
 extern "C" int td_cu_kv_store(const td_kv_store_args *a, td_cu_stream stream) {
   auto kernel = a->kv.dtype == TD_F8E4M3 ? kv_store_f8_kernel : kv_store_kernel;
-  TD_LAUNCH(kernel, a->batch.n_tokens, KV_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, a->batch.n_tokens, KV_THREADS, 0, stream, *a);
 }
 
 // One thread per run of eight elements, of head blockIdx.y. blockIdx.z: sequence within a plane,
@@ -116,6 +115,5 @@ extern "C" int td_cu_kv_gather(const td_cu_kv_gather_args *a, td_cu_stream strea
   dim3 grid(ceil_div(static_cast<size_t>(a->list.max_keys) * n_runs, KV_THREADS), a->n_heads,
             a->n_planes * a->list.n_seqs);
   auto kernel = a->kv.dtype == TD_F8E4M3 ? kv_gather_kernel<true> : kv_gather_kernel<false>;
-  TD_LAUNCH(kernel, grid, KV_THREADS, 0, stream, args);
-  return launched();
+  return TD_LAUNCH(kernel, grid, KV_THREADS, 0, stream, args);
 }

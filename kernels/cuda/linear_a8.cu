@@ -38,8 +38,7 @@ __device__ inline uint32_t larger(uint32_t a, uint32_t b) {
 
 // 16 lanes have a block's columns, eight each. RUNS: rows can be loaded in runs.
 template <class Codes, bool RUNS> __global__ static void round_a8_kernel(td_cu_round_a8_args a) {
-  pair_range used = {0, a.n_rows};
-  if (a.range.tiles) used = pairs_of(a.range);
+  const pair_range used = pairs_of(a.range, a.n_rows);
   const uint32_t n_blocks = (a.cols + STEP - 1) / STEP;
   const size_t n = static_cast<size_t>(used.end - used.begin) * n_blocks;
   const size_t stride = static_cast<size_t>(gridDim.x) * THREADS / 16;
@@ -77,8 +76,7 @@ template <class Codes> static int round_to(const td_cu_round_a8_args *a, td_cu_s
   const uint32_t n_blocks = at_most(ceil_div(n, THREADS / 16), 4096);
   auto kernel = in_runs(a->x, a->x_stride) ? round_a8_kernel<Codes, true>
                                            : round_a8_kernel<Codes, false>;
-  TD_LAUNCH(kernel, n_blocks, THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, n_blocks, THREADS, 0, stream, *a);
 }
 
 extern "C" int td_cu_round_a8(const td_cu_round_a8_args *a, td_cu_stream stream) {
@@ -296,11 +294,9 @@ template <class Codes, int TOKENS>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   auto kernel = linear_a8_kernel<Codes, TOKENS>;
   const size_t n_bytes = sizeof(a8_shared<TOKENS>);
-  cudaError_t code = allow_shared(kernel, n_bytes);
-  if (code != cudaSuccess) return code;
+  if (int failed = allow_shared(kernel, n_bytes)) return failed;
   dim3 grid(ceil_div(a->n_rows, ROWS), a->n_at_once, a->n_matrices);
-  TD_LAUNCH(kernel, grid, THREADS, n_bytes, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, THREADS, n_bytes, stream, *a);
 }
 
 template <class Codes> static int launch_tiles(const td_cu_linear_args *a, td_cu_stream stream) {

@@ -176,8 +176,7 @@ template <int DTYPE> static int launch(const td_cu_linear_args *a, td_cu_stream 
   const uint32_t shared_bytes = n_warps * VEC_ROWS * (each > of_sums ? each : of_sums);
   auto kernel = a->tile_tokens == VEC_TILE_TOKENS ? linear_blocks_kernel<DTYPE, 1>
                                                   : linear_blocks_kernel<DTYPE, 2>;
-  TD_LAUNCH(kernel, grid, n_warps * WARP, shared_bytes, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, n_warps * WARP, shared_bytes, stream, *a);
 }
 
 int linear_blocks(const td_cu_linear_args *a, td_cu_stream stream) {

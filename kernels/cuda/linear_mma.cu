@@ -293,8 +293,7 @@ template <int READ, int SPAN, bool F16 = false>
 static int launch(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ROWS), a->n_at_once, a->n_matrices);
   auto kernel = linear_mma_kernel<READ, SPAN, F16>;
-  TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, THREADS, 0, stream, *a);
 }
 
 extern "C" int td_cu_linear_mma(const td_cu_linear_args *a, td_cu_stream stream) {

@@ -246,8 +246,6 @@ __device__ inline void copy_codes(const code_source &s, uint32_t first, uint4 *t
 template <class Stages, class Kernel>
 static int launch_ring(Kernel kernel, const td_cu_linear_args *a, td_cu_stream stream) {
   static_assert(sizeof(Stages) <= 227 << 10, "shared memory of sm_90");
-  const cudaError_t code = allow_shared(kernel, sizeof(Stages));
-  if (code != cudaSuccess) return code;
-  TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, sizeof(Stages), stream, *a);
-  return launched();
+  if (int failed = allow_shared(kernel, sizeof(Stages))) return failed;
+  return TD_LAUNCH(kernel, linear_grid(*a), RING_THREADS, sizeof(Stages), stream, *a);
 }

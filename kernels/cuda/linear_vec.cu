@@ -123,8 +123,7 @@ struct vec_kernels {
     uint32_t shared_bytes = n_warps * a->tile_tokens * ROWS * sizeof(float);
     auto kernel = a->tile_tokens == TOKENS ? linear_vec_kernel<READ, SPAN, ZEROS, 1>
                                            : linear_vec_kernel<READ, SPAN, ZEROS, 2>;
-    TD_LAUNCH(kernel, grid, n_warps * WARP, shared_bytes, stream, *a);
-    return launched();
+    return TD_LAUNCH(kernel, grid, n_warps * WARP, shared_bytes, stream, *a);
   }
 };
 
@@ -132,8 +131,7 @@ static int launch_any(const td_cu_linear_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->n_rows, ANY_WARPS), a->n_at_once, a->n_matrices);
   auto kernel = a->tile_tokens == TOKENS ? linear_any_kernel<TOKENS>
                                          : linear_any_kernel<TD_CU_VEC_TOKENS>;
-  TD_LAUNCH(kernel, grid, ANY_WARPS * WARP, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, ANY_WARPS * WARP, 0, stream, *a);
 }
 
 extern "C" int td_cu_linear_vec(const td_cu_linear_args *a, td_cu_stream stream) {

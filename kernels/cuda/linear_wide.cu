@@ -304,10 +304,8 @@ struct wide_kernels {
     using shared = wide_shared<chunk_part<READ, SPAN>::COLUMNS, N>;
     static_assert(sizeof(shared) <= SHARED_BYTES && sizeof(wide_results<N>) <= sizeof(shared), "");
     auto kernel = linear_wide_kernel<READ, SPAN, ZEROS, N>;
-    cudaError_t code = allow_shared(kernel, sizeof(shared));
-    if (code != cudaSuccess) return code;
-    TD_LAUNCH(kernel, grid, THREADS, sizeof(shared), stream, args);
-    return launched();
+    if (int failed = allow_shared(kernel, sizeof(shared))) return failed;
+    return TD_LAUNCH(kernel, grid, THREADS, sizeof(shared), stream, args);
   }
 
   template <int READ, int SPAN, bool ZEROS>

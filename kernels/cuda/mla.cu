@@ -206,8 +206,7 @@ static int launch(const td_cu_mla_args *a, bool is_absorb, td_cu_stream stream) 
                            : ceil_div(a->v_dim, MLA_WARPS * VALUE_ROWS);
   dim3 grid(n_x, a->n_heads, ceil_div(a->n_tokens, T));
   auto kernel = is_absorb ? mla_absorb_kernel<READ, T> : mla_values_kernel<READ, T>;
-  TD_LAUNCH(kernel, grid, MLA_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, grid, MLA_THREADS, 0, stream, *a);
 }
 
 template <int READ>

@@ -62,8 +62,7 @@ __global__ static void ngram_ids_kernel(td_cu_ngram_ids_args a) {
 }
 
 extern "C" int td_cu_ngram_ids(const td_cu_ngram_ids_args *a, td_cu_stream stream) {
-  TD_LAUNCH(ngram_ids_kernel, ceil_div(a->batch.n_seqs, WARP), WARP, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(ngram_ids_kernel, ceil_div(a->batch.n_seqs, WARP), WARP, 0, stream, *a);
 }
 
 // ---- gates --------------------------------------------------------------------------------------
@@ -85,8 +84,8 @@ __global__ static void __launch_bounds__(GATE_THREADS) ngram_gate_kernel(td_ngra
 }
 
 extern "C" int td_cu_ngram_gate(const td_ngram_gate_args *a, td_cu_stream stream) {
-  TD_LAUNCH(ngram_gate_kernel, dim3(a->n_tokens * a->n_streams), GATE_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(ngram_gate_kernel, dim3(a->n_tokens * a->n_streams), GATE_THREADS, 0, stream,
+                   *a);
 }
 
 // ---- the convolution ----------------------------------------------------------------------------
@@ -145,8 +144,8 @@ __global__ static void ngram_keep_kernel(td_ngram_conv_args a) {
 
 extern "C" int td_cu_ngram_conv(const td_ngram_conv_args *a, td_cu_stream stream) {
   const uint32_t n_blocks = ceil_div(a->channels, CONV_THREADS);
-  TD_LAUNCH(ngram_conv_kernel, dim3(n_blocks, a->batch.n_tokens), CONV_THREADS, 0, stream, *a);
-  if (int code = launched()) return code;
-  TD_LAUNCH(ngram_keep_kernel, dim3(n_blocks, a->batch.n_seqs), CONV_THREADS, 0, stream, *a);
-  return launched();
+  if (int failed = TD_LAUNCH(ngram_conv_kernel, dim3(n_blocks, a->batch.n_tokens), CONV_THREADS, 0,
+                             stream, *a))
+    return failed;
+  return TD_LAUNCH(ngram_keep_kernel, dim3(n_blocks, a->batch.n_seqs), CONV_THREADS, 0, stream, *a);
 }

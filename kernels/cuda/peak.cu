@@ -81,8 +81,8 @@ __global__ static void __launch_bounds__(PEAK_THREADS, 2)
 template <int DTYPE, class Sum>
 static int launch(const td_cu_mma_peak_args *a, td_cu_stream stream) {
   auto kernel = a->is_wgmma ? wgmma_peak_kernel<DTYPE, Sum> : mma_peak_kernel<DTYPE, Sum>;
-  TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, a->is_wgmma ? sizeof(peak_matrices) : 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, a->is_wgmma ? sizeof(peak_matrices) : 0,
+                   stream, *a);
 }
 
 extern "C" int td_cu_mma_peak(const td_cu_mma_peak_args *a, td_cu_stream stream) {
@@ -91,8 +91,7 @@ extern "C" int td_cu_mma_peak(const td_cu_mma_peak_args *a, td_cu_stream stream)
   case TD_I8: return launch<TD_I8, int32_t>(a, stream);
   case TD_F16: {
     auto kernel = mma_peak_kernel<TD_F16, uint32_t>;
-    TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, 0, stream, *a);
-    return launched();
+    return TD_LAUNCH(kernel, a->n_blocks, PEAK_THREADS, 0, stream, *a);
   }
   default: return launch<TD_BF16, float>(a, stream);
   }

@@ -137,10 +137,8 @@ __global__ static void pool_open_kernel(td_pool_args a) {
 
 extern "C" int td_cu_pool(const td_pool_args *a, td_cu_stream stream) {
   const uint32_t threads = at_most(ceil_div(a->dim, WARP) * WARP, POOL_THREADS);
-  TD_LAUNCH(pool_kernel, a->batch.n_tokens, threads, 0, stream, *a);
-  if (int code = launched()) return code;
-  TD_LAUNCH(pool_open_kernel, a->batch.n_seqs, threads, 0, stream, *a);
-  return launched();
+  if (int failed = TD_LAUNCH(pool_kernel, a->batch.n_tokens, threads, 0, stream, *a)) return failed;
+  return TD_LAUNCH(pool_open_kernel, a->batch.n_seqs, threads, 0, stream, *a);
 }
 
 // ---- what a token sees --------------------------------------------------------------------------
@@ -228,8 +226,7 @@ extern "C" int td_cu_pool_gather(const td_cu_pool_gather_args *a, td_cu_stream s
   args.in_runs = in_runs(a->key, a->key_stride) && in_runs(a->out, a->dim) &&
                  states_in_runs(a->state, a->entry_at);
   dim3 grid(ceil_div(a->most_keys, ROW_WARPS), a->n);
-  TD_LAUNCH(pool_gather_kernel, grid, ROW_THREADS, 0, stream, args);
-  return launched();
+  return TD_LAUNCH(pool_gather_kernel, grid, ROW_THREADS, 0, stream, args);
 }
 
 // ---- the window ---------------------------------------------------------------------------------
@@ -260,6 +257,5 @@ __global__ static void pool_ring_kernel(td_cu_pool_ring_args a) {
 extern "C" int td_cu_pool_ring(const td_cu_pool_ring_args *a, td_cu_stream stream) {
   dim3 grid(ceil_div(a->ring, ROW_WARPS), a->batch.n_tokens / a->batch.page_tokens + 2,
             a->batch.n_seqs);
-  TD_LAUNCH(pool_ring_kernel, grid, ROW_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(pool_ring_kernel, grid, ROW_THREADS, 0, stream, *a);
 }

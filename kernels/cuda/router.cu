@@ -129,8 +129,7 @@ __global__ static void router_kernel(td_router_args a) {
 }
 
 extern "C" int td_cu_router(const td_router_args *a, td_cu_stream stream) {
-  TD_LAUNCH(router_kernel, a->n_tokens, WARP, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(router_kernel, a->n_tokens, WARP, 0, stream, *a);
 }
 
 // ---- sorting pairs by expert --------------------------------------------------------------------
@@ -269,14 +268,10 @@ __global__ static void sort_put_kernel(td_cu_moe_sort_args a) {
 }
 
 extern "C" int td_cu_moe_sort(const td_cu_moe_sort_args *a, td_cu_stream stream) {
-  if (a->n_tokens * a->top_k <= TD_CU_SORT_PAIRS) {
-    TD_LAUNCH(sort_few_kernel, 1, SORT_THREADS, 0, stream, *a);
-    return launched();
-  }
-  TD_LAUNCH(sort_count_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a);
-  if (int code = launched()) return code;
-  TD_LAUNCH(sort_cut_kernel, 1, SORT_THREADS, 0, stream, *a);
-  if (int code = launched()) return code;
-  TD_LAUNCH(sort_put_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a);
-  return launched();
+  if (a->n_tokens * a->top_k <= TD_CU_SORT_PAIRS)
+    return TD_LAUNCH(sort_few_kernel, 1, SORT_THREADS, 0, stream, *a);
+  if (int failed = TD_LAUNCH(sort_count_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a))
+    return failed;
+  if (int failed = TD_LAUNCH(sort_cut_kernel, 1, SORT_THREADS, 0, stream, *a)) return failed;
+  return TD_LAUNCH(sort_put_kernel, TD_CU_SORT_BLOCKS, SORT_THREADS, 0, stream, *a);
 }

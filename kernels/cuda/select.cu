@@ -286,8 +286,7 @@ template <class S> static int launch_block_scores(const td_select_args *a, td_cu
   args.run_keys = step < RUN_KEYS ? RUN_KEYS / step * step : step;
   dim3 grid(ceil_div(a->stride * a->block, args.run_keys),
             ceil_div(static_cast<size_t>(a->batch.n_tokens) * a->n_heads, args.tile_rows));
-  TD_LAUNCH(block_scores_kernel<S>, grid, SCORE_THREADS, 0, stream, args);
-  return launched();
+  return TD_LAUNCH(block_scores_kernel<S>, grid, SCORE_THREADS, 0, stream, args);
 }
 
 // ---- the largest scores -----------------------------------------------------------------------
@@ -379,8 +378,7 @@ static int launch_scores(const td_select_args *a, td_cu_stream stream) {
     return a->block % 8 ? launch_block_scores<rows_shape<16, 1>>(a, stream)
                         : launch_block_scores<rows_shape<64, 8>>(a, stream);
   dim3 grid(ceil_div(a->stride, RUN_KEYS), a->batch.n_tokens);
-  TD_LAUNCH(scores_kernel, grid, SCORE_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(scores_kernel, grid, SCORE_THREADS, 0, stream, *a);
 }
 
 extern "C" int td_cu_select(const td_select_args *a, td_cu_stream stream) {
@@ -390,8 +388,7 @@ extern "C" int td_cu_select(const td_select_args *a, td_cu_stream stream) {
   int code = launch_scores(&args, stream);
   if (code != 0) return code;
   uint32_t n_rows = a->batch.n_tokens * (a->block ? a->n_heads : 1);
-  TD_LAUNCH(select_kernel, dim3(n_rows), SELECT_THREADS, 0, stream, args);
-  return launched();
+  return TD_LAUNCH(select_kernel, dim3(n_rows), SELECT_THREADS, 0, stream, args);
 }
 
 // ---- entries ----------------------------------------------------------------------------------
@@ -442,6 +439,5 @@ extern "C" int td_cu_select_gather(const td_cu_select_gather_args *a, td_cu_stre
   uintptr_t places = reinterpret_cast<uintptr_t>(a->kv.pages) | a->kv.page_bytes;
   args.in_runs = in_runs(a->out, a->dim) && places % sizeof(uint4) == 0;
   dim3 grid(ceil_div(a->most, GATHER_ROWS), a->batch.n_tokens);
-  TD_LAUNCH(select_gather_kernel, grid, GATHER_ROWS * WARP, 0, stream, args);
-  return launched();
+  return TD_LAUNCH(select_gather_kernel, grid, GATHER_ROWS * WARP, 0, stream, args);
 }

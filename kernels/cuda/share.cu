@@ -91,10 +91,8 @@ static int probe(td_cu_share s) {
   int code = td_cu_share_stream_open(&inside, s);
   if (code == 0) code = td_cu_stream_open(&outside, false);
   if (code == 0) code = td_cu_event_open(&event);
-  if (code == 0) {
-    TD_LAUNCH(probe_share_kernel, 1, WARP, 0, inside, static_cast<int32_t *>(nullptr));
-    code = launched();
-  }
+  if (code == 0)
+    code = TD_LAUNCH(probe_share_kernel, 1, WARP, 0, inside, static_cast<int32_t *>(nullptr));
   if (code == 0) code = td_cu_event_record(event, inside);
   if (code == 0) code = td_cu_stream_wait(outside, event);
   if (code == 0) code = td_cu_event_record(event, outside);

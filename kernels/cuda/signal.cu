@@ -30,8 +30,7 @@ __global__ static void signal_kernel(td_signal_args a) {
 }
 
 extern "C" int td_cu_signal(const td_signal_args *a, td_cu_stream stream) {
-  TD_LAUNCH(signal_kernel, 1, WARP, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(signal_kernel, 1, WARP, 0, stream, *a);
 }
 
 __device__ static void fence_for_all() {
@@ -55,8 +54,7 @@ extern "C" int td_cu_post(const td_post_args *a, td_cu_stream stream) {
   const uintptr_t all = reinterpret_cast<uintptr_t>(a->dst) | reinterpret_cast<uintptr_t>(a->src) |
                         a->n_bytes;
   auto kernel = all % sizeof(uint4) == 0 ? post_kernel<uint4> : post_kernel<unsigned char>;
-  TD_LAUNCH(kernel, 1, POST_THREADS, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(kernel, 1, POST_THREADS, 0, stream, *a);
 }
 
 __device__ static uint64_t now_ns() {
@@ -86,6 +84,5 @@ __global__ static void await_kernel(td_await_args a) {
 }
 
 extern "C" int td_cu_await(const td_await_args *a, td_cu_stream stream) {
-  TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
-  return launched();
+  return TD_LAUNCH(await_kernel, 1, WARP, 0, stream, *a);
 }

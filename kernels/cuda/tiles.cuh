@@ -18,7 +18,9 @@ struct pair_range {
   uint32_t begin, end;
 };
 
-__device__ inline pair_range pairs_of(const td_cu_tile_range &r) {
+// The pairs of the range; without tiles, all of n_pairs.
+__device__ inline pair_range pairs_of(const td_cu_tile_range &r, uint32_t n_pairs) {
+  if (!r.tiles) return {0, n_pairs};
   uint32_t first = first_tile(r), n = n_tiles_from(r, first);
   if (n == 0) return {0, 0};
   const td_cu_tile &last = r.tiles[first + n - 1];

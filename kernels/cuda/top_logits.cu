@@ -199,9 +199,7 @@ __global__ static void top_row_kernel(td_top_logits_args a) {
 }
 
 extern "C" int td_cu_top_logits(const td_top_logits_args *a, td_cu_stream stream) {
-  TD_LAUNCH(top_slice_kernel, dim3(a->n_slices, a->n_rows), THREADS, 0, stream, *a);
-  int code = launched();
-  if (code != 0) return code;
-  TD_LAUNCH(top_row_kernel, dim3(a->n_rows), THREADS, 0, stream, *a);
-  return launched();
+  const dim3 slices(a->n_slices, a->n_rows);
+  if (int failed = TD_LAUNCH(top_slice_kernel, slices, THREADS, 0, stream, *a)) return failed;
+  return TD_LAUNCH(top_row_kernel, dim3(a->n_rows), THREADS, 0, stream, *a);
 }
