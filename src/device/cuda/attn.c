@@ -180,10 +180,7 @@ td_status td_cuda_op_attn_gqa(td_cuda_stream *stream, td_attn_gqa_args *a, td_er
                  a->group, a->window);
   TD_DEV_REQUIRE(!(a->blocks || a->selected) || a->kv.dtype != TD_F8E4M3,
                  "attention: a selection of blocks in E4M3 pages");
-  if (a->head_dim > TD_CU_MMA_HEAD) {
-    return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
-                   a->head_dim, TD_CU_MMA_HEAD);
-  }
+  TD_CUDA_MOST(a->head_dim, TD_CU_MMA_HEAD, "attention: heads of %u elements");
   a->sinks = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks,
                                &status, err);
   if (status != TD_OK) return status;
@@ -322,11 +319,8 @@ static td_status run_latents(td_cuda_stream *stream, const mla_latents *l, uint3
 static td_status run_absorbed(td_cuda_stream *stream, const td_attn_mla_args *a,
                               const td_weight *kv_b, td_err *err) {
   const uint32_t entry_dim = a->kv_lora_rank + a->rope_dim, n_tokens = a->batch.n_tokens;
-  if (entry_dim > TD_CU_MMA_ENTRY || a->kv_lora_rank > TD_CU_MMA_LORA) {
-    return td_fail(err, TD_EUNSUPPORTED,
-                   "attention: latents of %u elements, %u of them values; on a GPU at most %d, %d",
-                   entry_dim, a->kv_lora_rank, TD_CU_MMA_ENTRY, TD_CU_MMA_LORA);
-  }
+  TD_CUDA_MOST(entry_dim, TD_CU_MMA_ENTRY, "attention: latents of %u elements");
+  TD_CUDA_MOST(a->kv_lora_rank, TD_CU_MMA_LORA, "attention: latents with values of %u elements");
   const size_t query_bytes = (size_t)a->n_heads * entry_dim * sizeof(float);
   const size_t latent_bytes = (size_t)a->n_heads * a->kv_lora_rank * sizeof(float);
   mla_latents l = {.a = a, .kv_b = kv_b};

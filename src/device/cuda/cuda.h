@@ -400,6 +400,13 @@ td_status td_cuda_run_blas(td_cuda_stream *stream, const td_cuda_matmul *m, td_e
 TD_OPS(X) // they put device addresses in place of those of the host
 #undef X
 
+// Refuses more of something than kernels take; what: the begin of the message, with its %u.
+#define TD_CUDA_MOST(n, most, what)                                                                \
+  do {                                                                                             \
+    if ((n) > (most))                                                                              \
+      return td_fail(err, TD_EUNSUPPORTED, what "; on a GPU at most %d", (n), (most));             \
+  } while (0)
+
 // Launches an operator of the library's table on the stream.
 #define TD_CUDA_LAUNCH(stream, name, args)                                                         \
   td_cuda_result(td_cuda_dev_of(stream), td_cuda_dev_of(stream)->abi->name((args), (stream)->cu),  \

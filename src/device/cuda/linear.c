@@ -585,14 +585,8 @@ static td_status check_moe(const td_moe_args *a, td_err *err) {
   TD_DEV_REQUIRE((uint64_t)a->first_expert + a->n_experts <= n_routed(a),
                  "experts: %u from expert %u on, of %u", a->n_experts, a->first_expert,
                  n_routed(a));
-  if (n_routed(a) > TD_CU_MAX_EXPERTS) {
-    return td_fail(err, TD_EUNSUPPORTED, "experts: %u of them; on a GPU at most %d", n_routed(a),
-                   TD_CU_MAX_EXPERTS);
-  }
-  if (a->top_k > TD_CU_MAX_TOP_K) {
-    return td_fail(err, TD_EUNSUPPORTED, "experts: %u a token; on a GPU at most %d", a->top_k,
-                   TD_CU_MAX_TOP_K);
-  }
+  TD_CUDA_MOST(n_routed(a), TD_CU_MAX_EXPERTS, "experts: %u of them");
+  TD_CUDA_MOST(a->top_k, TD_CU_MAX_TOP_K, "experts: %u a token");
   return TD_OK;
 }
 

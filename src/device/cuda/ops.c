@@ -82,10 +82,7 @@ td_status td_cuda_op_scale_rows(td_cuda_stream *stream, td_scale_rows_args *a, t
 td_status td_cuda_op_router(td_cuda_stream *stream, td_router_args *a, td_err *err) {
   td_status status = td_dev_check_router(a, err);
   if (status != TD_OK || a->n_tokens == 0) return status;
-  if (a->n_experts > TD_CU_MAX_EXPERTS) {
-    return td_fail(err, TD_EUNSUPPORTED, "router: %u experts; on a GPU at most %d", a->n_experts,
-                   TD_CU_MAX_EXPERTS);
-  }
+  TD_CUDA_MOST(a->n_experts, TD_CU_MAX_EXPERTS, "router: %u experts");
   td_cuda_dev *dev = td_cuda_dev_of(stream);
   const size_t bias_bytes = a->n_experts * sizeof *a->bias;
   const size_t table_bytes = (size_t)a->n_vocab * a->top_k * sizeof *a->table;
@@ -98,11 +95,8 @@ td_status td_cuda_op_router(td_cuda_stream *stream, td_router_args *a, td_err *e
 td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, td_err *err) {
   TD_DEV_REQUIRE(a->n_vocab > 0, "ranking: rows of no logits");
   if (a->n_rows == 0) return TD_OK;
+  TD_CUDA_MOST(a->n_vocab, TD_CU_TOP_SLICE * TD_CU_TOP_MAX_SLICES, "ranking: %u tokens");
   a->n_slices = (a->n_vocab - 1) / TD_CU_TOP_SLICE + 1;
-  if (a->n_slices > TD_CU_TOP_MAX_SLICES) {
-    return td_fail(err, TD_EUNSUPPORTED, "ranking: %u tokens; on a GPU at most %d", a->n_vocab,
-                   TD_CU_TOP_SLICE * TD_CU_TOP_MAX_SLICES);
-  }
   const size_t n = (size_t)a->n_rows * a->n_slices;
   td_status status = TD_OK;
   a->part = td_cuda_scratch(stream, CUDA_SCRATCH_PARTS, n * TD_TOP_LOGITS * sizeof *a->part,
@@ -114,10 +108,8 @@ td_status td_cuda_op_top_logits(td_cuda_stream *stream, td_top_logits_args *a, t
 static td_status check_streams(uint32_t n_streams, uint32_t dim, td_err *err) {
   TD_DEV_REQUIRE(n_streams > 0 && n_streams <= TD_MAX_STREAMS,
                  "hyper-connections: %u streams; at most %d", n_streams, TD_MAX_STREAMS);
-  if (dim <= TD_CU_STREAM_DIM) return TD_OK;
-  return td_fail(err, TD_EUNSUPPORTED,
-                 "hyper-connections: rows of %u elements; on a GPU at most %d", dim,
-                 TD_CU_STREAM_DIM);
+  TD_CUDA_MOST(dim, TD_CU_STREAM_DIM, "hyper-connections: rows of %u elements");
+  return TD_OK;
 }
 
 td_status td_cuda_op_hyper_read(td_cuda_stream *stream, td_hyper_read_args *a, td_err *err) {
@@ -161,10 +153,7 @@ static td_status check_delta(const td_batch_view *b, const td_kv_view *state,
   td_status st = td_dev_check_delta(state, s, err);
   if (st == TD_OK) st = td_dev_check_batch(b, state, TD_F32, (td_kv_rows){0}, err);
   if (st != TD_OK) return st;
-  if (s->k_dim > TD_CU_DELTA_KEYS) {
-    return td_fail(err, TD_EUNSUPPORTED, "delta net: keys of %u elements; on a GPU at most %d",
-                   s->k_dim, TD_CU_DELTA_KEYS);
-  }
+  TD_CUDA_MOST(s->k_dim, TD_CU_DELTA_KEYS, "delta net: keys of %u elements");
   return TD_OK;
 }
 

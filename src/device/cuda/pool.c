@@ -109,10 +109,7 @@ td_status td_cuda_op_attn_pool(td_cuda_stream *stream, td_attn_pool_args *a, td_
   TD_DEV_REQUIRE(a->window > 0 && a->ring >= a->window && a->n_heads > 0 && a->sinks,
                  "pooled attention: %u heads over a window of %u in a ring of %u", a->n_heads,
                  a->window, a->ring);
-  if (a->dim > TD_CU_MMA_LORA) {
-    return td_fail(err, TD_EUNSUPPORTED, "attention: heads of %u elements; on a GPU at most %d",
-                   a->dim, TD_CU_MMA_LORA);
-  }
+  TD_CUDA_MOST(a->dim, TD_CU_MMA_LORA, "attention: heads of %u elements");
   a->batch.fault = stream->fault;
   a->sinks = td_cuda_on_device(td_cuda_dev_of(stream), a->sinks, a->n_heads * sizeof *a->sinks, &st,
                                err);

@@ -3,11 +3,8 @@
 
 static td_status check(const td_select_args *a, td_err *err) {
   td_status st = td_dev_check_select(a, err);
-  if (st == TD_OK && a->dim > TD_CU_INDEX_DIM)
-    st = td_fail(err, TD_EUNSUPPORTED,
-                 "selection: an indexer's heads of %u elements; on a GPU at most %d", a->dim,
-                 TD_CU_INDEX_DIM);
   if (st != TD_OK) return st;
+  TD_CUDA_MOST(a->dim, TD_CU_INDEX_DIM, "selection: an indexer's heads of %u elements");
   if (!a->group)
     return td_dev_check_batch(&a->batch, &a->kv, TD_BF16, (td_kv_rows){1, a->dim, 0}, err);
   st = td_dev_check_batch(&a->batch, &a->kv, TD_F32, (td_kv_rows){0}, err);
