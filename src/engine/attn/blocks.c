@@ -3,8 +3,6 @@
 // all keys, and of a block the best score counts. The indexer's keys are a plane of a layer's part
 // of a page, behind keys and values.
 #include "engine/attn/kinds.h"
-#include "engine/attn/rope.h"
-#include "engine/rows.h"
 
 // The microbatch's rows.
 typedef struct {
@@ -28,60 +26,39 @@ static index_rows rows_of(const td_engine *e, const td_microbatch *p) {
 static void project(td_engine *e, const td_microbatch *p, const td_layer *layer) {
   const td_model_config *c = e->config;
   const index_rows at = rows_of(e, p);
-  const uint32_t q_dim = c->index_heads * c->index_dim;
   const td_vec none = {0};
   td_gqa_project(e, p, layer);
   if (!p->n_tokens) return; // as a rank of several may have none
   td_rows_linear(e, p, &layer->index_q, none, at.h, c->dim, at.q);
   td_rows_linear(e, p, &layer->index_k, none, at.h, c->dim, at.k);
-  td_rows_norm(e, at.q, layer->index_q_norm, c->index_dim, p->n_tokens * c->index_heads,
-               c->rms_eps);
   td_rows_norm(e, at.k, layer->index_norm, c->index_dim, p->n_tokens, c->rms_eps);
-  td_rows_rope(
-      e, p,
-      (td_rope_heads){
-          .x = at.q, .token_stride = q_dim, .head_stride = c->index_dim, .n_heads = c->index_heads},
-      (td_rope_heads){
-          .x = at.k, .token_stride = c->index_dim, .head_stride = c->index_dim, .n_heads = 1},
-      e->cos_sin, td_rope_dims(c));
+  td_index_turn(e, p, layer, at.q, at.k);
 }
 
-// The plane of the indexer's keys, as pages.
-static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
-  const size_t entry = 2 * (size_t)e->config->n_kv_heads * e->config->head_dim;
-  kv.pages += e->layout.page_tokens * entry * td_dtype_bytes(kv.dtype);
-  return kv;
+// Elements of a token's keys and values.
+static size_t entry_of(const td_model_config *c) {
+  return 2 * (size_t)c->n_kv_heads * c->head_dim;
 }
 
 static void store(td_engine *e, const td_attn_store *s) {
   td_gqa_store(e, s);
-  const uint32_t dim = e->config->index_dim;
-  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
-                                                .kv = index_plane(e, s->kv),
-                                                .k = s->entry[TD_ACT_INDEX],
-                                                .k_stride = dim,
-                                                .n_heads = 1,
-                                                .head_dim = dim});
+  td_index_store(e, s, entry_of(e->config), s->entry[TD_ACT_INDEX]);
 }
 
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   const td_model_config *c = e->config;
   const index_rows at = rows_of(e, p);
-  const size_t q_dim = (size_t)c->index_heads * c->index_dim;
+  const td_kv_view keys = td_index_plane(e, td_engine_kv_view(e, layer_idx), entry_of(c));
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
-    const size_t t = group->token_begin;
     if (!group->view.n_tokens) continue;
-    td_op_select(e->stream, &(td_select_args){.batch = group->view,
-                                              .kv = index_plane(e, td_engine_kv_view(e, layer_idx)),
-                                              .q = td_rows_offset(e, at.q, t * q_dim),
-                                              .selected = at.selected + t * n_selected(c),
-                                              .n_heads = c->index_heads,
-                                              .dim = c->index_dim,
-                                              .top_k = c->index_top_blocks,
-                                              .block = c->index_block,
-                                              .n_local = c->index_local_blocks});
+    td_select_args args = td_index_selection(e, group, keys, at.q);
+    args.selected = at.selected + group->token_begin * n_selected(c);
+    args.top_k = c->index_top_blocks;
+    args.block = c->index_block;
+    args.n_local = c->index_local_blocks;
+    td_op_select(e->stream, &args);
   }
   td_gqa_attend(e, p, layer, layer_idx, at.selected);
 }

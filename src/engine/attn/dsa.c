@@ -62,30 +62,21 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   if (p->n_tokens) project_index(e, p, layer); // as a rank of several may have none
 }
 
-// The plane of the indexer's keys, as pages.
-static td_kv_view index_plane(const td_engine *e, td_kv_view kv) {
-  const uint32_t entry = e->config->kv_lora_rank + e->config->rope_dim;
-  const size_t latents = (size_t)e->layout.page_tokens * entry;
-  kv.pages += latents * td_dtype_bytes(kv.dtype);
-  return kv;
+// Elements of a token's latent.
+static size_t entry_of(const td_model_config *c) {
+  return c->kv_lora_rank + c->rope_dim;
 }
 
 static void store(td_engine *e, const td_attn_store *s) {
   td_mla_store(e, s);
-  const uint32_t dim = e->config->index_dim;
-  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
-                                                .kv = index_plane(e, s->kv),
-                                                .k = s->entry[TD_ACT_V],
-                                                .k_stride = dim,
-                                                .n_heads = 1,
-                                                .head_dim = dim});
+  td_index_store(e, s, entry_of(e->config), s->entry[TD_ACT_V]);
 }
 
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,
                    uint32_t layer_idx) {
   const td_model_config *c = e->config;
   const index_rows at = rows_of(e, p);
-  const td_kv_view keys = index_plane(e, td_engine_kv_view(e, layer_idx));
+  const td_kv_view keys = td_index_plane(e, td_engine_kv_view(e, layer_idx), entry_of(c));
   for (int g = 0; g < N_GROUPS; g++) {
     const step_group *group = &p->groups[g];
     if (!group->view.n_tokens) continue;

@@ -2,7 +2,6 @@
 #include <math.h>
 
 #include "engine/attn/kinds.h"
-#include "engine/attn/rope.h"
 #include "engine/attn/window.h"
 #include "engine/rows.h"
 

@@ -3,7 +3,6 @@
 // keys of the group that it is in, up to itself. Mean keys, and the one that is open, are a state
 // beside keys and values.
 #include "engine/attn/kinds.h"
-#include "engine/attn/rope.h"
 
 // The microbatch's rows. words: selections, then keys.
 typedef struct {
@@ -44,13 +43,7 @@ static void project(td_engine *e, const td_microbatch *p, const td_layer *layer)
   td_linear_op_args key = rows_of_matrix(e, layer, at.h, q_dim, c->index_dim, at.key);
   key.out_f32 = true;
   td_rows_linear_op(e, p, key);
-  td_rows_norm(e, at.q, layer->index_q_norm, c->index_dim, p->n_tokens * c->index_heads,
-               c->rms_eps);
-  td_rows_rope(
-      e, p,
-      (td_rope_heads){
-          .x = at.q, .token_stride = q_dim, .head_stride = c->index_dim, .n_heads = c->index_heads},
-      (td_rope_heads){.x = NULL}, e->cos_sin, td_rope_dims(c));
+  td_index_turn(e, p, layer, at.q, NULL);
 }
 
 static void attend(td_engine *e, const td_microbatch *p, const td_layer *layer,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "engine/attn/ops.h"
+#include "engine/attn/rope.h"
 #include "engine/rows.h"
 
 // ---- grouped-query attention --------------------------------------------------------------------
@@ -98,6 +99,37 @@ static inline td_select_args td_index_selection(const td_engine *e, const step_g
                           .dim = c->index_dim,
                           .top_k = c->index_top_k,
                           .group = c->index_group};
+}
+
+// The plane of the indexer's keys, as pages: behind entries of so many elements a token.
+static inline td_kv_view td_index_plane(const td_engine *e, td_kv_view kv, size_t entry) {
+  kv.pages += e->layout.page_tokens * entry * td_dtype_bytes(kv.dtype);
+  return kv;
+}
+
+// Stores keys there, of the entries k.
+static inline void td_index_store(td_engine *e, const td_attn_store *s, size_t entry,
+                                  const void *k) {
+  const uint32_t dim = e->config->index_dim;
+  td_op_kv_store(e->stream, &(td_kv_store_args){.batch = s->batch,
+                                                .kv = td_index_plane(e, s->kv, entry),
+                                                .k = k,
+                                                .k_stride = dim,
+                                                .n_heads = 1,
+                                                .head_dim = dim});
+}
+
+// Norms and turns queries, and turns keys unless they are NULL, as the model's own.
+static inline void td_index_turn(td_engine *e, const td_microbatch *p, const td_layer *layer,
+                                 void *q, void *k) {
+  const td_model_config *c = e->config;
+  const uint32_t dim = c->index_dim, n_heads = c->index_heads;
+  td_rows_norm(e, q, layer->index_q_norm, dim, p->n_tokens * n_heads, c->rms_eps);
+  td_rows_rope(e, p,
+               (td_rope_heads){
+                   .x = q, .token_stride = n_heads * dim, .head_stride = dim, .n_heads = n_heads},
+               (td_rope_heads){.x = k, .token_stride = dim, .head_stride = dim, .n_heads = 1},
+               e->cos_sin, td_rope_dims(c));
 }
 
 // Pools keys of the microbatch's group g into a layer's state, in a page of which the open key is

@@ -4,7 +4,6 @@
 
 #include <math.h>
 
-#include "engine/attn/rope.h"
 #include "engine/rows.h"
 
 // The microbatch's rows; k: latents and rotary keys.
