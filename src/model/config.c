@@ -1,6 +1,7 @@
 // src/model/config.c - reads the parts of config.json that all families share.
 #include "model/config.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,21 +26,29 @@ td_status td_config_expect_str(const td_config_reader *r, const char *key, const
   const char *value = supported;
   td_status st = td_config_str(r, r->root, key, &value);
   if (st == TD_OK && strcmp(value, supported) != 0) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: %s \"%.40s\" is not supported; supported is \"%s\"",
-                 r->file, key, value, supported);
+    st = td_config_fail(r, TD_EUNSUPPORTED, "%s \"%.40s\" is not supported; supported is \"%s\"",
+                        key, value, supported);
   }
   return st;
 }
 
+td_status td_config_fail(const td_config_reader *r, td_status code, const char *fmt, ...) {
+  char text[TD_ERR_BYTES];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  return td_fail(r->err, code, "%s: %s", r->file, text);
+}
+
 td_status td_config_bad(const td_config_reader *r, const char *what) {
-  return td_fail(r->err, TD_EFORMAT, "%s: %s", r->file, what);
+  return td_config_fail(r, TD_EFORMAT, "%s", what);
 }
 
 td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out) {
   *out = td_json_get(r->root, key);
-  return !*out || cJSON_IsObject(*out)
-             ? TD_OK
-             : td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, key);
+  return !*out || cJSON_IsObject(*out) ? TD_OK
+                                       : td_config_fail(r, TD_EFORMAT, "%s must be an object", key);
 }
 
 bool td_config_takes(const td_config_reader *r, const char *key) {
@@ -63,8 +72,8 @@ static td_status read_common(const td_config_reader *r) {
     st = td_config_expect_str(r, "hidden_act", "silu");
   if (st == TD_OK) st = td_config_read_rope(r);
   if (st == TD_OK && c->top_k > c->n_experts) {
-    st = td_fail(r->err, TD_EFORMAT, "%s: num_experts_per_tok %u is more than the %u experts",
-                 r->file, c->top_k, c->n_experts);
+    st = td_config_fail(r, TD_EFORMAT, "num_experts_per_tok %u is more than the %u experts",
+                        c->top_k, c->n_experts);
   }
   return st;
 }
@@ -136,10 +145,8 @@ void td_config_set_kind(const td_config_reader *r, const uint64_t *layers, td_at
 td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
                                      const td_layer_name *names, size_t n_names, uint64_t *layers) {
   const cJSON *list = td_json_get(r->root, key);
-  if (!cJSON_IsArray(list) || (uint32_t)cJSON_GetArraySize(list) != r->out->n_layers) {
-    return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array with an entry for each layer",
-                   r->file, key);
-  }
+  if (!cJSON_IsArray(list) || (uint32_t)cJSON_GetArraySize(list) != r->out->n_layers)
+    return td_config_fail(r, TD_EFORMAT, "%s must be an array with an entry for each layer", key);
   uint32_t i = 0;
   for (const cJSON *item = list->child; item; item = item->next, i++) {
     const char *name = cJSON_IsString(item) ? item->valuestring : "";
@@ -147,8 +154,8 @@ td_status td_config_read_layer_names(const td_config_reader *r, const char *key,
     while (at < n_names && strcmp(name, names[at].name) != 0)
       at++;
     if (at == n_names) {
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must hold \"%s\" or \"%s\"", r->file, key,
-                     names[0].name, names[1].name);
+      return td_config_fail(r, TD_EFORMAT, "%s must hold \"%s\" or \"%s\"", key, names[0].name,
+                            names[1].name);
     }
     if (names[at].is_in) td_layers_add(layers, i);
   }
@@ -233,10 +240,8 @@ static td_status read_described(const td_config_reader *r) {
 static td_status set_rotary(const td_config_reader *r) {
   td_model_config *c = r->out;
   const double part = c->partial_rotary > 0 ? c->partial_rotary : 1;
-  if (part != 1 && !c->family->has_partial_rotary) {
-    return td_fail(r->err, TD_EUNSUPPORTED, "%s: partial_rotary_factor %g is not supported",
-                   r->file, part);
-  }
+  if (part != 1 && !c->family->has_partial_rotary)
+    return td_config_fail(r, TD_EUNSUPPORTED, "partial_rotary_factor %g is not supported", part);
   if (c->rope_dim || c->has_no_rope) return TD_OK; // stated: qk_rope_head_dim
   c->rope_dim = (uint32_t)(c->head_dim * part);
   if (c->rope_dim < 2 || c->rope_dim % 2)
@@ -454,8 +459,8 @@ static td_status find_family(td_config_reader *r) {
     td_buf_printf(&names, ", %s", wrappers[i].model_type);
   td_buf parts = TD_BUF_INIT;
   describe_unknown(r->root, &parts);
-  td_fail(r->err, TD_EUNSUPPORTED, "%s: model_type \"%.60s\" is not supported%s; supported are %s",
-          r->file, type, parts.len ? td_buf_text(&parts) : "", td_buf_text(&names));
+  td_config_fail(r, TD_EUNSUPPORTED, "model_type \"%.60s\" is not supported%s; supported are %s",
+                 type, parts.len ? td_buf_text(&parts) : "", td_buf_text(&names));
   td_buf_free(&parts);
   td_buf_free(&names);
   return TD_EUNSUPPORTED;

@@ -36,6 +36,9 @@ void td_config_add_ignored(const td_config_reader *r, const char *key); // a lit
 // For the families (families/family.h). Checks a named option of which only the default is
 // supported.
 td_status td_config_expect_str(const td_config_reader *r, const char *key, const char *supported);
+// An error of the file, whose name is put in front.
+td_status td_config_fail(const td_config_reader *r, td_status code, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
 td_status td_config_bad(const td_config_reader *r, const char *what); // TD_EFORMAT
 // The object called key; NULL: there is none.
 td_status td_config_part(const td_config_reader *r, const char *key, const cJSON **out);

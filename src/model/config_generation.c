@@ -5,8 +5,8 @@ static td_status token_id(const td_config_reader *r, const char *key, const cJSO
                           int32_t *out) {
   int64_t value;
   if (!td_json_whole(item, 0, (int64_t)r->out->n_vocab - 1, &value)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: %s must hold token ids, integers below vocab_size %u",
-                   r->file, key, r->out->n_vocab);
+    return td_config_fail(r, TD_EFORMAT, "%s must hold token ids, integers below vocab_size %u",
+                          key, r->out->n_vocab);
   }
   *out = (int32_t)value;
   return TD_OK;
@@ -30,10 +30,8 @@ static td_status read_eos(const td_config_reader *r) {
     td_status st = token_id(r, key, item, &id);
     if (st != TD_OK) return st;
     if (has_eos(c, id)) continue;
-    if (c->n_eos == TD_MAX_EOS) {
-      return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d end tokens (%s)", r->file,
-                     TD_MAX_EOS, key);
-    }
+    if (c->n_eos == TD_MAX_EOS)
+      return td_config_fail(r, TD_EUNSUPPORTED, "more than %d end tokens (%s)", TD_MAX_EOS, key);
     c->eos_ids[c->n_eos++] = id;
   }
   return TD_OK;

@@ -20,12 +20,12 @@ static td_status find_dict(const td_config_reader *r, const cJSON **out) {
     const cJSON *part = name ? td_json_get(dict, name) : NULL;
     if (part) dict = part;
     if (!cJSON_IsObject(dict))
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must be an object", r->file, keys[i]);
+      return td_config_fail(r, TD_EFORMAT, "%s must be an object", keys[i]);
     for (const cJSON *item = dict->child; item; item = item->next) {
       if (cJSON_IsObject(item)) {
-        return td_fail(r->err, TD_EUNSUPPORTED,
-                       "%s: %s differs from layer to layer (%s), which is not supported", r->file,
-                       keys[i], item->string);
+        return td_config_fail(r, TD_EUNSUPPORTED,
+                              "%s differs from layer to layer (%s), which is not supported",
+                              keys[i], item->string);
       }
     }
     if (!dict->child) continue;
@@ -89,9 +89,9 @@ static td_status check_default(const td_config_reader *r, const cJSON *dict) {
   td_status st = dict ? optional(r, dict, "llama_4_scaling_beta", 0, 1e3, &beta) : TD_OK;
   if (st != TD_OK || beta == 0) return st;
   if (r->out->family->defaults.query_span) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: llama_4_scaling_beta %g is supported with RoPE type \"yarn\" only", r->file,
-                   beta);
+    return td_config_fail(r, TD_EUNSUPPORTED,
+                          "llama_4_scaling_beta %g is supported with RoPE type \"yarn\" only",
+                          beta);
   }
   td_config_add_ignored(r, "llama_4_scaling_beta");
   return TD_OK;
@@ -139,7 +139,7 @@ td_status td_config_read_rope(const td_config_reader *r) {
   if (st != TD_OK) return st;
   if (strcmp(type, "yarn") == 0) return read_yarn(r, dict);
   if (strcmp(type, "default") == 0) return check_default(r, dict);
-  return td_fail(r->err, TD_EUNSUPPORTED,
-                 "%s: RoPE type \"%.40s\" is not supported; supported are default and yarn",
-                 r->file, type);
+  return td_config_fail(r, TD_EUNSUPPORTED,
+                        "RoPE type \"%.40s\" is not supported; supported are default and yarn",
+                        type);
 }

@@ -14,7 +14,7 @@ static bool is_null(const cJSON *object, const char *key) {
 }
 
 static td_status refuse_null(const td_config_reader *r, const char *key) {
-  return td_fail(r->err, TD_EFORMAT, "%s: %s must not be null", r->file, key);
+  return td_config_fail(r, TD_EFORMAT, "%s must not be null", key);
 }
 
 td_status td_config_uint(const td_config_reader *r, const cJSON *object, const char *key,
@@ -32,8 +32,8 @@ td_status td_config_double(const td_config_reader *r, const cJSON *object, const
   double value = *out;
   if (td_json_get_double(object, key, &value, r->err) != TD_OK) return refuse(r);
   if (td_json_get(object, key) && !(value >= min && value <= max)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: %s is %g, must be between %g and %g", r->file, key,
-                   value, min, max);
+    return td_config_fail(r, TD_EFORMAT, "%s is %g, must be between %g and %g", key, value, min,
+                          max);
   }
   *out = value;
   return TD_OK;

@@ -82,10 +82,10 @@ static const td_tensor *peek(const search *s, const char *part) {
 }
 
 static td_status misfit(const search *s, const td_tensor *t) {
-  return td_fail(s->err, TD_EFORMAT,
-                 "%s: tensor %s: dtype %s or its shape does not fit the codes of %.*s and "
-                 "quantization_config",
-                 t->file, t->name, t->dtype, s->n_module, s->module);
+  return td_tensor_fail(s->err, TD_EFORMAT, t,
+                        "dtype %s or its shape does not fit the codes of %.*s and "
+                        "quantization_config",
+                        t->dtype, s->n_module, s->module);
 }
 
 static td_status missing(const search *s, const char *part) {
@@ -168,8 +168,8 @@ static td_status read_order(const search *s, job *j) {
     int32_t group;
     memcpy(&group, t->data + c * sizeof group, sizeof group);
     if (group < 0 || (uint32_t)group >= m->groups) {
-      return td_fail(s->err, TD_EFORMAT, "%s: tensor %s: column %u is of group %d; there are %u",
-                     t->file, t->name, c, group, m->groups);
+      return td_tensor_fail(s->err, TD_EFORMAT, t, "column %u is of group %d; there are %u", c,
+                            group, m->groups);
     }
     plain &= (uint32_t)group == c / m->group_cols;
   }
@@ -346,8 +346,7 @@ static td_status add_joined(td_conversion *c, const td_tensor *k, const td_tenso
   td_kv_b_parts *p = &j.parts;
   if (!stands_alone(k, &p->k_dtype) || !stands_alone(v, &p->v_dtype)) {
     const td_tensor *t = stands_alone(k, &p->k_dtype) ? v : k;
-    return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: dtype %s is not supported here", t->file,
-                   t->name, t->dtype);
+    return td_tensor_fail(err, TD_EUNSUPPORTED, t, "dtype %s is not supported here", t->dtype);
   }
   if (k->shape[0] != v->shape[0] || k->shape[1] != v->shape[2] ||
       k->shape[0] * k->shape[1] > UINT32_MAX || v->shape[0] * v->shape[1] > UINT32_MAX ||

@@ -72,9 +72,8 @@ static td_status read_state(td_bnb_matrix *m, const td_tensor *t, td_err *err) {
 // bytes: of all elements. dtype NULL: any.
 static td_status check(const td_tensor *t, const char *dtype, uint64_t bytes, td_err *err) {
   if (t->n_bytes == bytes && (!dtype || strcmp(t->dtype, dtype) == 0)) return TD_OK;
-  return td_fail(err, TD_EFORMAT,
-                 "%s: tensor %s: its dtype %s or its size does not fit the state of the matrix",
-                 t->file, t->name, t->dtype);
+  return td_tensor_fail(err, TD_EFORMAT, t,
+                        "its dtype %s or its size does not fit the state of the matrix", t->dtype);
 }
 
 td_status td_bnb_open(td_bnb_matrix *out, const td_store *store, const char *weight, td_err *err) {

@@ -45,19 +45,17 @@ static td_status check_shape(const td_tensor_binder *b, const td_tensor *t, cons
   const bool is_turned = n_dims == 3 && t->n_dims == 3 && t->shape[0] == shape[0] &&
                          t->shape[1] == shape[2] && t->shape[2] == shape[1];
   if (is_turned) // loading turns it (model/convert.h), so this is tandem quantize
-    return td_fail(b->err, TD_EUNSUPPORTED,
-                   "%s: tensor %s: holds transposed experts, which are served but not quantized: "
-                   "give a checkpoint with a matrix for each expert",
-                   t->file, t->name);
+    return td_tensor_fail(b->err, TD_EUNSUPPORTED, t,
+                          "holds transposed experts, which are served but not quantized: "
+                          "give a checkpoint with a matrix for each expert");
   char want[96];
   size_t len = 0;
   for (uint32_t i = 0; i < n_dims; i++) {
     len += (size_t)snprintf(want + len, sizeof want - len, "%s%llu", i ? ", " : "",
                             (unsigned long long)shape[i]);
   }
-  return td_fail(b->err, TD_EFORMAT,
-                 "%s: tensor %s: its shape is not the [%s] that config.json asks for", t->file,
-                 t->name, want);
+  return td_tensor_fail(b->err, TD_EFORMAT, t,
+                        "its shape is not the [%s] that config.json asks for", want);
 }
 
 enum { MX_GROUP = 32, MX_BYTES = MX_GROUP / 2 };
@@ -71,10 +69,10 @@ static td_status find_mxfp4(td_tensor_binder *b, const char *name, const char *s
   td_status st = td_binder_find(b, whole, &t);
   if (st != TD_OK) return st;
   if (strcmp(t->dtype, "U8") != 0) {
-    return td_fail(b->err, TD_EUNSUPPORTED,
-                   "%s: tensor %s: dtype %s is not supported here; "
-                   "supported: U8",
-                   t->file, t->name, t->dtype);
+    return td_tensor_fail(b->err, TD_EUNSUPPORTED, t,
+                          "dtype %s is not supported here; "
+                          "supported: U8",
+                          t->dtype);
   }
   *data = t->data;
   return check_shape(b, t, shape, n_dims);
@@ -193,15 +191,15 @@ static td_status bind_factors(td_tensor_binder *b, const td_tensor *t, bool is_d
   const void *values = NULL;
   td_status st = td_binder_place_f32(b, t, &values);
   if (st == TD_OK && n != 1 && n != n_experts && !in_halves) {
-    st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %llu factors do not fit %llu experts", t->file,
-                 t->name, (unsigned long long)n, (unsigned long long)n_experts);
+    st = td_tensor_fail(b->err, TD_EFORMAT, t, "%llu factors do not fit %llu experts",
+                        (unsigned long long)n, (unsigned long long)n_experts);
   }
   for (uint64_t e = 0; e < n_experts && st == TD_OK; e++) {
     const uint64_t at = n == 1 ? 0 : in_halves ? 2 * e + (part->first_row > 0) : e;
     const float value = ((const float *)values)[at];
     experts[e].global_scale = is_divisor ? 1 / value : value;
     if (!(value > 0) || !isfinite(experts[e].global_scale))
-      st = td_fail(b->err, TD_EFORMAT, "%s: tensor %s: invalid scale %g", t->file, t->name, value);
+      st = td_tensor_fail(b->err, TD_EFORMAT, t, "invalid scale %g", value);
   }
   return st;
 }
@@ -221,8 +219,8 @@ static td_status bind_fp4(td_tensor_binder *b, const char *name, size_t tool,
   w.scale_cols = w.scale_dtype == TD_F8E4M3 ? 16 : 32;
   const uint64_t scales_shape[] = {n, part->n_rows, cols / w.scale_cols};
   if (cols % w.scale_cols) {
-    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: %u columns, not a multiple of %u",
-                   codes->file, codes->name, cols, w.scale_cols);
+    return td_tensor_fail(b->err, TD_EUNSUPPORTED, codes, "%u columns, not a multiple of %u", cols,
+                          w.scale_cols);
   }
   st = check_shape(b, scales, scales_shape, 3);
   for (uint32_t e = 0; e < n && st == TD_OK; e++) {
@@ -275,11 +273,10 @@ td_status td_bind_fused_experts(td_tensor_binder *b, const td_tensor_spec *spec,
     const td_tensor *t = take(b, name, fp4_tools[i].codes);
     if (!t || t->n_dims != 3) continue;
     if (has_pairs && !td_store_is_converted(b->store, t) && strcmp(t->dtype, "U8") != 0) {
-      return td_fail(
-          b->err, TD_EUNSUPPORTED,
-          "%s: tensor %s: experts of %s in %s are read beside biases that fit, and not by "
-          "tandem quantize",
-          t->file, t->name, b->config->arch_name, t->dtype);
+      return td_tensor_fail(b->err, TD_EUNSUPPORTED, t,
+                            "experts of %s in %s are read beside biases that fit, and not by "
+                            "tandem quantize",
+                            b->config->arch_name, t->dtype);
     }
     return i || strcmp(t->dtype, "U8") == 0 ? bind_fp4(b, name, i, t, &part, experts)
                                             : bind_values(b, t, &part, experts);

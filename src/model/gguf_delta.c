@@ -15,7 +15,7 @@ td_status td_bind_gguf_decay(td_tensor_binder *b, const td_tensor *t, const floa
   if (st != TD_OK) return st;
   const uint64_t n = td_tensor_elements(t);
   float *values = td_binder_block(b, n * sizeof *values);
-  if (!values) return td_fail(b->err, TD_ENOMEM, "%s: tensor %s: out of memory", t->file, t->name);
+  if (!values) return td_tensor_fail(b->err, TD_ENOMEM, t, "out of memory");
   for (uint64_t i = 0; i < n; i++)
     values[i] = logf(-((const float *)stored)[i]);
   *field = values;
@@ -48,7 +48,7 @@ td_status td_bind_gguf_gates(td_tensor_binder *b, const td_tensor_spec *p, const
   if (st != TD_OK) return st;
   const size_t bytes = in_group * td_weight_row_bytes(w); // of a group's rows of one kind
   uint8_t *data = td_binder_block(b, td_weight_data_bytes(w));
-  if (!data) return td_fail(b->err, TD_ENOMEM, "%s: tensor %s: out of memory", t->file, t->name);
+  if (!data) return td_tensor_fail(b->err, TD_ENOMEM, t, "out of memory");
   for (uint32_t g = 0; g < b->config->delta_k_heads; g++)
     memcpy(data + g * bytes, t->data + (2 * g + half) * bytes, bytes);
   w->data = data;

@@ -32,8 +32,7 @@ static td_status add_algo(td_quant *quant, const td_config_reader *r, const cJSO
 // "quantized_layers": {module: {"quant_algo": ...}}; a module may be one that holds others, such as
 // the experts of a layer.
 static td_status add_layers(td_quant *quant, const td_config_reader *r, const cJSON *layers) {
-  if (!cJSON_IsObject(layers))
-    return td_fail(r->err, TD_EFORMAT, "%s: quantized_layers must be an object", r->file);
+  if (!cJSON_IsObject(layers)) return td_config_bad(r, "quantized_layers must be an object");
   td_status st = TD_OK;
   for (const cJSON *layer = layers->child; layer && st == TD_OK; layer = layer->next)
     st = add_algo(quant, r, layer, layer->string);
@@ -43,8 +42,7 @@ static td_status add_layers(td_quant *quant, const td_config_reader *r, const cJ
 td_status td_quant_read_modelopt(td_quant *quant, const td_config_reader *r, const cJSON *config) {
   const cJSON *inner = td_json_get(config, "quantization");
   if (inner) config = inner;
-  if (!cJSON_IsObject(config))
-    return td_fail(r->err, TD_EFORMAT, "%s: quantization must be an object", r->file);
+  if (!cJSON_IsObject(config)) return td_config_bad(r, "quantization must be an object");
   const char *algo = "";
   td_status st = td_quant_str(r, config, "quant_algo", &algo);
   if (st != TD_OK) return st;

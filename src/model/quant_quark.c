@@ -25,11 +25,12 @@ static td_status read_scheme(const td_config_reader *r, const cJSON *config, td_
     *out = (td_quant_scheme){TD_QUANT_FLOAT, is_row, 0, true, 0};
     return TD_OK;
   }
-  return td_fail(r->err, TD_EUNSUPPORTED,
-                 "%s: weights of dtype %.20s, qscheme %.20s, group_size %u, scale_format %.20s "
-                 "are not supported with quark; supported are fp4 in groups of 32 with e8m0, and "
-                 "fp8_e4m3 per tensor or channel",
-                 r->file, dtype, by, group, scales);
+  return td_config_fail(
+      r, TD_EUNSUPPORTED,
+      "weights of dtype %.20s, qscheme %.20s, group_size %u, scale_format %.20s "
+      "are not supported with quark; supported are fp4 in groups of 32 with e8m0, and "
+      "fp8_e4m3 per tensor or channel",
+      dtype, by, group, scales);
 }
 
 // Adds a name whose asterisks stand for any text, as an expression.

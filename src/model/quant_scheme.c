@@ -36,13 +36,13 @@ static td_status compile(struct td_quant_pattern *p, const td_config_reader *r, 
   if (!p->code) {
     PCRE2_UCHAR reason[128];
     pcre2_get_error_message(code, reason, sizeof reason);
-    return td_fail(r->err, TD_EFORMAT,
-                   "%s: quantization_config: \"re:%.60s\" is not a regular expression: %s", r->file,
-                   text, (const char *)reason);
+    return td_config_fail(r, TD_EFORMAT,
+                          "quantization_config: \"re:%.60s\" is not a regular expression: %s", text,
+                          (const char *)reason);
   }
   p->match = pcre2_match_data_create(1, NULL);
   p->context = pcre2_match_context_create(NULL);
-  if (!p->match || !p->context) return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
+  if (!p->match || !p->context) return td_config_fail(r, TD_ENOMEM, "out of memory");
   pcre2_set_match_limit(p->context, MATCH_LIMIT);
   return TD_OK;
 }
@@ -50,7 +50,7 @@ static td_status compile(struct td_quant_pattern *p, const td_config_reader *r, 
 td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const char *text,
                                uint32_t scheme_idx) {
   if (!TD_GROW(quant->patterns, quant->n_patterns, quant->cap_patterns, 16))
-    return td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
+    return td_config_fail(r, TD_ENOMEM, "out of memory");
   struct td_quant_pattern *p = &quant->patterns[quant->n_patterns++];
   *p = (struct td_quant_pattern){.scheme_idx = scheme_idx};
   if (strcmp(text, "Linear") == 0) {
@@ -62,7 +62,7 @@ td_status td_quant_add_pattern(td_quant *quant, const td_config_reader *r, const
     return compile(p, r, text + 3);
   }
   p->name = strdup(text);
-  return p->name ? TD_OK : td_fail(r->err, TD_ENOMEM, "%s: out of memory", r->file);
+  return p->name ? TD_OK : td_config_fail(r, TD_ENOMEM, "out of memory");
 }
 
 static bool is_same(const td_quant_scheme *a, const td_quant_scheme *b) {
@@ -77,8 +77,8 @@ td_status td_quant_add_scheme(td_quant *quant, const td_config_reader *r, const 
   while (i < quant->n_schemes && !is_same(&quant->schemes[i], scheme))
     i++;
   if (i == TD_QUANT_MAX_SCHEMES) {
-    return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d ways to quantize are not supported",
-                   r->file, TD_QUANT_MAX_SCHEMES);
+    return td_config_fail(r, TD_EUNSUPPORTED, "more than %d ways to quantize are not supported",
+                          TD_QUANT_MAX_SCHEMES);
   }
   if (i == quant->n_schemes) quant->schemes[quant->n_schemes++] = *scheme;
   return td_quant_add_pattern(quant, r, text, i);

@@ -30,8 +30,8 @@ td_status td_quant_group_size(const td_config_reader *r, const cJSON *object, ui
 
 td_status td_quant_unsupported(const td_config_reader *r, const char *key, const char *value,
                                const char *supported) {
-  return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s \"%.40s\" is not supported; supported is %s",
-                 r->file, key, value, supported);
+  return td_config_fail(r, TD_EUNSUPPORTED, "%s \"%.40s\" is not supported; supported is %s", key,
+                        value, supported);
 }
 
 // [rows, columns]
@@ -39,12 +39,12 @@ static td_status read_block(const td_config_reader *r, const cJSON *block, const
                             td_quant_scheme *s) {
   uint32_t size[2];
   if (!cJSON_IsArray(block) || cJSON_GetArraySize(block) != 2)
-    return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of two integers", r->file, key);
+    return td_config_fail(r, TD_EFORMAT, "%s must be an array of two integers", key);
   for (int i = 0; i < 2; i++) {
     int64_t value;
     if (!td_json_whole(cJSON_GetArrayItem(block, i), 1, MAX_BLOCK, &value)) {
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must hold integers between 1 and %d", r->file, key,
-                     MAX_BLOCK);
+      return td_config_fail(r, TD_EFORMAT, "%s must hold integers between 1 and %d", key,
+                            MAX_BLOCK);
     }
     size[i] = (uint32_t)value;
   }
@@ -167,9 +167,9 @@ static td_status set_ct_blocks(const td_config_reader *r, const cJSON *weights, 
     s->scale_rows = 1;
     s->scale_cols = w->group_size;
     if (w->group_size >= 8 && w->group_size % 8 == 0) break;
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: group_size %u is not supported; supported are multiples of 8", r->file,
-                   w->group_size);
+    return td_config_fail(r, TD_EUNSUPPORTED,
+                          "group_size %u is not supported; supported are multiples of 8",
+                          w->group_size);
   }
   return TD_OK;
 }
@@ -200,11 +200,12 @@ static td_status make_ct_scheme(const td_config_reader *r, const char *format, c
         "pack-quantized, int-quantized, float-quantized, nvfp4-pack-quantized, "
         "mxfp4-pack-quantized and mxfp8-quantized");
   }
-  return td_fail(r->err, TD_EUNSUPPORTED,
-                 "%s: weights of %u-bit %.10s, strategy %.20s, group_size %u, %s are not supported "
-                 "in format %s",
-                 r->file, w.bits, w.type, w.strategy, w.group_size,
-                 w.symmetric ? "symmetric" : "not symmetric", format);
+  return td_config_fail(
+      r, TD_EUNSUPPORTED,
+      "weights of %u-bit %.10s, strategy %.20s, group_size %u, %s are not supported "
+      "in format %s",
+      w.bits, w.type, w.strategy, w.group_size, w.symmetric ? "symmetric" : "not symmetric",
+      format);
 }
 
 // Adds each entry of an array of names and regular expressions.
@@ -212,10 +213,10 @@ static td_status read_patterns(td_quant *quant, const td_config_reader *r, const
                                const char *key, uint32_t scheme_idx) {
   const cJSON *list = td_json_get(object, key);
   if (list && !cJSON_IsArray(list))
-    return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of strings", r->file, key);
+    return td_config_fail(r, TD_EFORMAT, "%s must be an array of strings", key);
   for (const cJSON *item = list ? list->child : NULL; item; item = item->next) {
     if (!cJSON_IsString(item))
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array of strings", r->file, key);
+      return td_config_fail(r, TD_EFORMAT, "%s must be an array of strings", key);
     td_status st = td_quant_add_pattern(quant, r, item->valuestring, scheme_idx);
     if (st != TD_OK) return st;
   }
@@ -224,17 +225,14 @@ static td_status read_patterns(td_quant *quant, const td_config_reader *r, const
 
 static td_status read_ct_group(td_quant *quant, const td_config_reader *r, const char *format,
                                const cJSON *group) {
-  if (!cJSON_IsObject(group)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: config_groups: %.40s must be an object", r->file,
-                   group->string);
-  }
+  if (!cJSON_IsObject(group))
+    return td_config_fail(r, TD_EFORMAT, "config_groups: %.40s must be an object", group->string);
   const cJSON *weights = td_json_get(group, "weights");
   if (!weights) return TD_OK; // only activations are quantized
-  if (!cJSON_IsObject(weights))
-    return td_fail(r->err, TD_EFORMAT, "%s: weights must be an object", r->file);
+  if (!cJSON_IsObject(weights)) return td_config_bad(r, "weights must be an object");
   if (quant->n_schemes == TD_QUANT_MAX_SCHEMES) {
-    return td_fail(r->err, TD_EUNSUPPORTED, "%s: more than %d config_groups are not supported",
-                   r->file, TD_QUANT_MAX_SCHEMES);
+    return td_config_fail(r, TD_EUNSUPPORTED, "more than %d config_groups are not supported",
+                          TD_QUANT_MAX_SCHEMES);
   }
   td_status st = td_quant_str(r, group, "format", &format);
   if (st == TD_OK) st = make_ct_scheme(r, format, weights, &quant->schemes[quant->n_schemes]);
@@ -251,8 +249,7 @@ static td_status read_compressed_tensors(td_quant *quant, const td_config_reader
   if (strcmp(sparsity, "dense") != 0)
     return td_quant_unsupported(r, "sparsity_config format", sparsity, "dense");
   const cJSON *groups = td_json_get(config, "config_groups");
-  if (groups && !cJSON_IsObject(groups))
-    return td_fail(r->err, TD_EFORMAT, "%s: config_groups must be an object", r->file);
+  if (groups && !cJSON_IsObject(groups)) return td_config_bad(r, "config_groups must be an object");
   for (const cJSON *group = groups ? groups->child : NULL; group && st == TD_OK;
        group = group->next)
     st = read_ct_group(quant, r, format, group);
@@ -293,8 +290,7 @@ td_status td_quant_read(td_quant *quant, const td_config_reader *r, const cJSON 
       {"quark", td_quant_read_quark},
       {"bitsandbytes", read_bitsandbytes},
   };
-  if (!cJSON_IsObject(config))
-    return td_fail(r->err, TD_EFORMAT, "%s: quantization_config must be an object", r->file);
+  if (!cJSON_IsObject(config)) return td_config_bad(r, "quantization_config must be an object");
   const char *method = "none given";
   td_status st = td_config_str(r, config, "quant_method", &method);
   if (st != TD_OK) return st;

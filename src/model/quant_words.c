@@ -85,8 +85,7 @@ static td_status read_dynamic(td_quant *quant, const td_config_reader *r, const 
                               packing how) {
   const cJSON *dynamic = td_json_get(config, "dynamic");
   if (!dynamic || cJSON_IsFalse(dynamic)) return TD_OK;
-  if (!cJSON_IsObject(dynamic))
-    return td_fail(r->err, TD_EFORMAT, "%s: dynamic must be an object", r->file);
+  if (!cJSON_IsObject(dynamic)) return td_config_bad(r, "dynamic must be an object");
   td_buf text = TD_BUF_INIT;
   td_status st = TD_OK;
   for (const cJSON *item = dynamic->child; item && st == TD_OK; item = item->next) {
@@ -161,8 +160,7 @@ td_status td_quant_read_auto_round(td_quant *quant, const td_config_reader *r,
   if (st == TD_OK) st = add_modules(quant, &s, how, "Linear");
   const cJSON *extra = td_json_get(config, "extra_config");
   if (st != TD_OK || !extra) return st;
-  if (!cJSON_IsObject(extra))
-    return td_fail(r->err, TD_EFORMAT, "%s: extra_config must be an object", r->file);
+  if (!cJSON_IsObject(extra)) return td_config_bad(r, "extra_config must be an object");
   td_buf text = TD_BUF_INIT;
   for (const cJSON *item = extra->child; item && st == TD_OK; item = item->next) {
     s.special = item;

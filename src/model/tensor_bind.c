@@ -59,8 +59,8 @@ td_status td_binder_check_shape(const td_tensor_binder *b, const td_tensor *t, u
   char asked[64];
   snprintf(asked, sizeof asked, cols ? "[%llu, %llu]" : "[%llu]", (unsigned long long)rows,
            (unsigned long long)cols);
-  return td_fail(b->err, TD_EFORMAT, "%s: tensor %s: has shape [%s], but config.json asks for %s",
-                 t->file, t->name, have, asked);
+  return td_tensor_fail(b->err, TD_EFORMAT, t, "has shape [%s], but config.json asks for %s", have,
+                        asked);
 }
 
 td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigned allowed,
@@ -78,9 +78,8 @@ td_status td_binder_dtype(const td_tensor_binder *b, const td_tensor *t, unsigne
     len += (size_t)snprintf(names + len, sizeof names - len, "%s%s", len ? ", " : "",
                             i == TD_F8E8M0 ? "F8_E8M0, U8" : td_dtype_name((td_dtype)i));
   }
-  return td_fail(b->err, TD_EUNSUPPORTED,
-                 "%s: tensor %s: dtype %s is not supported here; supported: %s", t->file, t->name,
-                 t->dtype, names);
+  return td_tensor_fail(b->err, TD_EUNSUPPORTED, t, "dtype %s is not supported here; supported: %s",
+                        t->dtype, names);
 }
 
 void *td_binder_block(td_tensor_binder *b, size_t n_bytes) {
@@ -92,7 +91,7 @@ void *td_binder_block(td_tensor_binder *b, size_t n_bytes) {
 }
 
 static td_status no_memory(const td_tensor_binder *b, const td_tensor *t) {
-  return td_fail(b->err, TD_ENOMEM, "%s: tensor %s: out of memory", t->file, t->name);
+  return td_tensor_fail(b->err, TD_ENOMEM, t, "out of memory");
 }
 
 td_status td_binder_place(td_tensor_binder *b, const td_tensor *t, size_t align, const void **out) {
@@ -159,9 +158,9 @@ static td_status copy_conv(td_tensor_binder *b, const td_tensor *t, uint32_t cha
   const bool is_flat = td_gguf_is(t->file) && t->n_dims == 2 && t->shape[0] == channels &&
                        t->shape[1] == taps;
   if (!is_flat && (t->n_dims != 3 || memcmp(t->shape, shape, sizeof shape) != 0)) {
-    return td_fail(b->err, TD_EFORMAT,
-                   "%s: tensor %s: its shape is not the [%u, 1, %u] that config.json asks for",
-                   t->file, t->name, channels, taps);
+    return td_tensor_fail(b->err, TD_EFORMAT, t,
+                          "its shape is not the [%u, 1, %u] that config.json asks for", channels,
+                          taps);
   }
   const void *stored = NULL;
   td_status st = td_binder_place_f32(b, t, &stored);
@@ -198,8 +197,7 @@ static td_status bind_table(td_tensor_binder *b, const td_tensor *t, const int32
   const size_t n = (size_t)b->config->n_vocab * b->config->top_k;
   const bool is_long = strcmp(t->dtype, "I64") == 0;
   if (!is_long && strcmp(t->dtype, "I32") != 0)
-    return td_fail(b->err, TD_EUNSUPPORTED, "%s: tensor %s: dtype %s; supported: I32, I64", t->file,
-                   t->name, t->dtype);
+    return td_tensor_fail(b->err, TD_EUNSUPPORTED, t, "dtype %s; supported: I32, I64", t->dtype);
   int32_t *ids = td_binder_block(b, n * sizeof *ids);
   if (!ids) return no_memory(b, t);
   for (size_t i = 0; i < n; i++) {
@@ -208,8 +206,8 @@ static td_status bind_table(td_tensor_binder *b, const td_tensor *t, const int32
     memcpy(is_long ? (void *)&id : (void *)&word, t->data + i * (is_long ? 8 : 4), is_long ? 8 : 4);
     if (!is_long) id = word;
     if (id < 0 || id >= b->config->n_experts) {
-      return td_fail(b->err, TD_EFORMAT, "%s: tensor %s: %lld is not one of %u experts", t->file,
-                     t->name, (long long)id, b->config->n_experts);
+      return td_tensor_fail(b->err, TD_EFORMAT, t, "%lld is not one of %u experts", (long long)id,
+                            b->config->n_experts);
     }
     ids[i] = (int32_t)id;
   }
@@ -397,10 +395,9 @@ static td_status check_hash(const td_tensor_binder *b, const char *name, const i
   if (!t || (strcmp(t->dtype, "I64") == 0 && t->n_bytes == n * sizeof *want &&
              memcmp(t->data, want, t->n_bytes) == 0))
     return TD_OK;
-  return td_fail(b->err, TD_EUNSUPPORTED,
-                 "%s: tensor %s: is not what follows from config.json's seed, vocab_size and "
-                 "ngram_vocab_size_base",
-                 t->file, t->name);
+  return td_tensor_fail(b->err, TD_EUNSUPPORTED, t,
+                        "is not what follows from config.json's seed, vocab_size and "
+                        "ngram_vocab_size_base");
 }
 
 static td_status fill_hash(const td_tensor_binder *b, uint32_t layer_idx, td_ngram_hash *h,
@@ -438,9 +435,8 @@ static td_status check_shard(const td_tensor_binder *b, const td_tensor *t, uint
                              uint64_t n_first, bool is_last) {
   const bool is_long = is_last ? t->shape[0] <= n_first : t->shape[0] == n_first;
   if (t->n_dims == 2 && t->shape[1] == cols && is_long && n_first <= INT32_MAX) return TD_OK;
-  return td_fail(b->err, TD_EFORMAT,
-                 "%s: tensor %s: is not a shard, as long as the others, of rows of %u elements",
-                 t->file, t->name, cols);
+  return td_tensor_fail(b->err, TD_EFORMAT, t,
+                        "is not a shard, as long as the others, of rows of %u elements", cols);
 }
 
 // A table of n-grams, which stays where its file is mapped.
@@ -720,11 +716,12 @@ static td_status check_rest(td_tensor_binder *b) {
     for (size_t k = 0; k < TD_COUNT(ignored_suffixes); k++)
       known |= td_ends_with(t->name, ignored_suffixes[k]);
     if (!known) {
-      return td_fail(b->err, TD_EFORMAT,
-                     "%s: tensor %s: is not part of a %s model as config.json describes it: shards "
-                     "and config.json do not belong together, or it is a variant that is not "
-                     "supported",
-                     t->file, t->name, b->config->arch_name);
+      return td_tensor_fail(
+          b->err, TD_EFORMAT, t,
+          "is not part of a %s model as config.json describes it: shards "
+          "and config.json do not belong together, or it is a variant that is not "
+          "supported",
+          b->config->arch_name);
     }
   }
   b->config->n_mtp_layers = n_mtp;
@@ -759,7 +756,7 @@ td_status td_bind_matrix(td_bound_tensors *binding, const td_quant *quant, const
   size_t len = strlen(t->name) - strlen(".weight");
   TD_CHECK(td_ends_with(t->name, ".weight") && t->n_dims == 2);
   if (len >= TD_MAX_TENSOR_NAME || t->shape[0] > UINT32_MAX || t->shape[1] > UINT32_MAX)
-    return td_fail(err, TD_EUNSUPPORTED, "%s: tensor %s: too large", t->file, t->name);
+    return td_tensor_fail(err, TD_EUNSUPPORTED, t, "too large");
   char module[TD_MAX_TENSOR_NAME];
   snprintf(module, sizeof module, "%.*s", (int)len, t->name);
   return td_bind_weight(&b, module, false, (uint32_t)t->shape[0], (uint32_t)t->shape[1], w);

@@ -87,16 +87,15 @@ static td_status check_fits(const binding *g, const td_tensor *t) {
   const td_weight *w = g->w;
   if (strcmp(t->dtype, g->storage->stored) != 0 &&
       !(w->dtype == TD_F4E2M1 && strcmp(t->dtype, "I8") == 0)) {
-    return td_fail(g->b->err, TD_EFORMAT,
-                   "%s: tensor %s: has dtype %s, but quantization_config in config.json asks for "
-                   "%s",
-                   t->file, t->name, t->dtype, g->storage->stored);
+    return td_tensor_fail(g->b->err, TD_EFORMAT, t,
+                          "has dtype %s, but quantization_config in config.json asks for "
+                          "%s",
+                          t->dtype, g->storage->stored);
   }
   uint32_t rows = is_by_columns(g) ? 8 : 1, cols = w->dtype == TD_F4E2M1 ? 2 : rows;
   if (w->rows % rows || w->cols % cols) {
-    return td_fail(g->b->err, TD_EUNSUPPORTED,
-                   "%s: tensor %s: a [%u, %u] matrix does not fill whole words of codes", t->file,
-                   t->name, w->rows, w->cols);
+    return td_tensor_fail(g->b->err, TD_EUNSUPPORTED, t,
+                          "a [%u, %u] matrix does not fill whole words of codes", w->rows, w->cols);
   }
   return check_data_shape(g, t);
 }
@@ -181,7 +180,7 @@ static td_status bind_global_scale(const binding *g) {
   memcpy(&value, t->data, sizeof value);
   w->global_scale = divisor ? 1 / value : value;
   if (isfinite(w->global_scale) && value > 0) return TD_OK;
-  return td_fail(g->b->err, TD_EFORMAT, "%s: tensor %s: invalid scale %g", t->file, t->name, value);
+  return td_tensor_fail(g->b->err, TD_EFORMAT, t, "invalid scale %g", value);
 }
 
 static uint64_t int_at(const td_tensor *t, size_t idx) {
@@ -200,9 +199,9 @@ static td_status check_stated_shape(const binding *g) {
   if (st != TD_OK) return st;
   bool whole = strcmp(t->dtype, "I64") == 0 || strcmp(t->dtype, "I32") == 0;
   if (whole && int_at(t, 0) == g->w->rows && int_at(t, 1) == g->w->cols) return TD_OK;
-  return td_fail(g->b->err, TD_EFORMAT,
-                 "%s: tensor %s: does not say [%u, %u], which config.json asks for", t->file,
-                 t->name, g->w->rows, g->w->cols);
+  return td_tensor_fail(g->b->err, TD_EFORMAT, t,
+                        "does not say [%u, %u], which config.json asks for", g->w->rows,
+                        g->w->cols);
 }
 
 // Checks that g_idx, the group of each column, is the plain order.
@@ -215,10 +214,9 @@ static td_status check_column_order(const binding *g) {
   if (st == TD_OK) st = td_binder_check_shape(g->b, t, g->w->cols, 0);
   for (uint32_t k = 0; k < g->w->cols && st == TD_OK; k++) {
     if (int_at(t, k) == k / g->w->scale_cols) continue;
-    st = td_fail(g->b->err, TD_EUNSUPPORTED,
-                 "%s: tensor %s: its columns are in the order of their activation (desc_act), "
-                 "which is not supported",
-                 t->file, t->name);
+    st = td_tensor_fail(g->b->err, TD_EUNSUPPORTED, t,
+                        "its columns are in the order of their activation (desc_act), "
+                        "which is not supported");
   }
   return st;
 }
@@ -305,10 +303,10 @@ static td_status bind_joined(td_tensor_binder *b, const char *name, td_weight *w
 // Rejects t, which is quantized although no scheme covers it.
 static td_status refuse_unexplained(const td_tensor_binder *b, const td_tensor *t) {
   if (strcmp(t->dtype, "F8_E4M3") == 0 || strcmp(t->dtype, "I32") == 0) {
-    return td_fail(b->err, TD_EFORMAT,
-                   "%s: tensor %s: is %s, but config.json has no quantization_config that says how "
-                   "it is quantized",
-                   t->file, t->name, t->dtype);
+    return td_tensor_fail(b->err, TD_EFORMAT, t,
+                          "is %s, but config.json has no quantization_config that says how "
+                          "it is quantized",
+                          t->dtype);
   }
   td_dtype dtype;
   return td_binder_dtype(b, t, td_gguf_is(t->file) ? PLAIN | BLOCKS : PLAIN, &dtype);

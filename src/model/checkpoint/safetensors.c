@@ -2,7 +2,9 @@
 #include "model/checkpoint/safetensors.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdbool.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,6 +53,15 @@ static const char *find_dtype(const char *name, unsigned *bits) {
   return NULL;
 }
 
+td_status td_tensor_fail(td_err *err, td_status code, const td_tensor *t, const char *fmt, ...) {
+  char text[TD_ERR_BYTES];
+  va_list args;
+  va_start(args, fmt);
+  vsnprintf(text, sizeof text, fmt, args);
+  va_end(args);
+  return td_fail(err, code, "%s: tensor %s: %s", t->file, t->name, text);
+}
+
 static td_status take_uint(const reader *r, const td_tensor *t, const cJSON *item, const char *what,
                            uint64_t *out) {
   // The parser keeps the text of numbers that a double cannot represent uniquely.
@@ -59,15 +70,13 @@ static td_status take_uint(const reader *r, const td_tensor *t, const cJSON *ite
                         (text ? !text[strspn(text, "0123456789")]
                               : item->valuedouble == (double)(uint64_t)item->valuedouble);
   if (!is_whole) {
-    return td_fail(r->err, TD_EFORMAT,
-                   "%s: tensor %s: %s must be an array of whole numbers, none negative",
-                   r->file_name, t->name, what);
+    return td_tensor_fail(r->err, TD_EFORMAT, t,
+                          "%s must be an array of whole numbers, none negative", what);
   }
   errno = 0;
   *out = text ? strtoull(text, NULL, 10) : (uint64_t)item->valuedouble;
   if (!errno) return TD_OK;
-  return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: a number in %s is too large", r->file_name,
-                 t->name, what);
+  return td_tensor_fail(r->err, TD_EFORMAT, t, "a number in %s is too large", what);
 }
 
 // Reads an array of at most max integers into out.
@@ -75,15 +84,11 @@ static td_status take_uints(const reader *r, const td_tensor *t, const cJSON *ar
                             uint32_t max, uint32_t *n) {
   const char *what = array->string;
   *n = 0;
-  if (!cJSON_IsArray(array)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: %s is not an array", r->file_name, t->name,
-                   what);
-  }
+  if (!cJSON_IsArray(array))
+    return td_tensor_fail(r->err, TD_EFORMAT, t, "%s is not an array", what);
   for (const cJSON *item = array->child; item; item = item->next) {
-    if (*n == max) {
-      return td_fail(r->err, TD_EUNSUPPORTED, "%s: tensor %s: %s has more than %u numbers",
-                     r->file_name, t->name, what, max);
-    }
+    if (*n == max)
+      return td_tensor_fail(r->err, TD_EUNSUPPORTED, t, "%s has more than %u numbers", what, max);
     td_status st = take_uint(r, t, item, what, &out[(*n)++]);
     if (st != TD_OK) return st;
   }
@@ -99,66 +104,53 @@ static td_status find_members(const reader *r, const td_tensor *t, const cJSON *
   for (const cJSON *item = object->child; item; item = item->next) {
     for (size_t i = 0; i < TD_COUNT(keys); i++) {
       if (strcmp(item->string, keys[i].key) != 0) continue;
-      if (*keys[i].member) {
-        return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: %s is given twice", r->file_name,
-                       t->name, item->string);
-      }
+      if (*keys[i].member)
+        return td_tensor_fail(r->err, TD_EFORMAT, t, "%s is given twice", item->string);
       *keys[i].member = item;
     }
   }
   for (size_t i = 0; i < TD_COUNT(keys); i++) {
     if (*keys[i].member) continue;
-    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: header has no %s for it", r->file_name,
-                   t->name, keys[i].key);
+    return td_tensor_fail(r->err, TD_EFORMAT, t, "header has no %s for it", keys[i].key);
   }
   return TD_OK;
 }
 
 static td_status read_members(const reader *r, td_tensor *t, entry *e, unsigned *bits) {
-  if (!cJSON_IsString(e->dtype)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: dtype is not a string", r->file_name,
-                   t->name);
-  }
+  if (!cJSON_IsString(e->dtype))
+    return td_tensor_fail(r->err, TD_EFORMAT, t, "dtype is not a string");
   td_status st = take_uints(r, t, e->shape, t->shape, TD_SAFETENSORS_MAX_DIMS, &t->n_dims);
   uint32_t n = 2;
   if (st == TD_OK) st = take_uints(r, t, e->data_offsets, e->offsets, 2, &n);
-  if (st == TD_OK && n != 2) {
-    st = td_fail(r->err, TD_EFORMAT, "%s: tensor %s: data_offsets must be two numbers",
-                 r->file_name, t->name);
-  }
+  if (st == TD_OK && n != 2)
+    st = td_tensor_fail(r->err, TD_EFORMAT, t, "data_offsets must be two numbers");
   t->dtype = find_dtype(e->dtype->valuestring, bits);
-  if (st == TD_OK && !t->dtype) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: tensor %s: unknown dtype %.40s", r->file_name,
-                 t->name, e->dtype->valuestring);
-  }
+  if (st == TD_OK && !t->dtype)
+    st = td_tensor_fail(r->err, TD_EUNSUPPORTED, t, "unknown dtype %.40s", e->dtype->valuestring);
   return st;
 }
 
 // Validates the members of one tensor against each other and the file's size.
 static td_status check_entry(const reader *r, td_tensor *t, const entry *e, unsigned bits) {
   uint64_t n_bits = bits;
-  for (uint32_t i = 0; i < t->n_dims; i++) {
-    if (__builtin_mul_overflow(n_bits, t->shape[i], &n_bits)) {
-      return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: its shape overflows 64 bits", r->file_name,
-                     t->name);
-    }
-  }
+  for (uint32_t i = 0; i < t->n_dims; i++)
+    if (__builtin_mul_overflow(n_bits, t->shape[i], &n_bits))
+      return td_tensor_fail(r->err, TD_EFORMAT, t, "its shape overflows 64 bits");
   uint64_t begin = e->offsets[0], end = e->offsets[1];
   if (begin > end) {
-    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: data_offsets [%llu, %llu] run backwards",
-                   r->file_name, t->name, (unsigned long long)begin, (unsigned long long)end);
+    return td_tensor_fail(r->err, TD_EFORMAT, t, "data_offsets [%llu, %llu] run backwards",
+                          (unsigned long long)begin, (unsigned long long)end);
   }
   if (n_bits % 8 || end - begin != n_bits / 8) {
-    return td_fail(r->err, TD_EFORMAT,
-                   "%s: tensor %s: data_offsets span %llu bytes, but its dtype and shape need %llu",
-                   r->file_name, t->name, (unsigned long long)(end - begin),
-                   (unsigned long long)(n_bits / 8));
+    return td_tensor_fail(r->err, TD_EFORMAT, t,
+                          "data_offsets span %llu bytes, but its dtype and shape need %llu",
+                          (unsigned long long)(end - begin), (unsigned long long)(n_bits / 8));
   }
   if (end > r->n_data) {
-    return td_fail(r->err, TD_EFORMAT,
-                   "%s: tensor %s: its data ends at byte %llu, but the file holds only %llu bytes "
-                   "of data: it is cut short, download it again",
-                   r->file_name, t->name, (unsigned long long)end, (unsigned long long)r->n_data);
+    return td_tensor_fail(r->err, TD_EFORMAT, t,
+                          "its data ends at byte %llu, but the file holds only %llu bytes "
+                          "of data: it is cut short, download it again",
+                          (unsigned long long)end, (unsigned long long)r->n_data);
   }
   t->data = (const uint8_t *)r->data + begin;
   t->n_bytes = end - begin;
@@ -169,10 +161,8 @@ static td_status add_tensor(reader *r, const cJSON *object) {
   td_tensor *t = &r->out->tensors[r->out->n_tensors++];
   *t = (td_tensor){.name = r->names_end, .file = r->file_name};
   r->names_end = stpcpy(r->names_end, object->string) + 1;
-  if (!cJSON_IsObject(object)) {
-    return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: not described by an object", r->file_name,
-                   t->name);
-  }
+  if (!cJSON_IsObject(object))
+    return td_tensor_fail(r->err, TD_EFORMAT, t, "not described by an object");
   entry e = {0};
   unsigned bits = 0;
   td_status st = find_members(r, t, object, &e);
@@ -217,12 +207,9 @@ static td_status check_names(const reader *r) {
     sorted[i] = &r->out->tensors[i];
   qsort(sorted, n, sizeof *sorted, by_name);
   td_status st = TD_OK;
-  for (size_t i = 1; i < n && st == TD_OK; i++) {
-    if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0) {
-      st = td_fail(r->err, TD_EFORMAT, "%s: tensor %s: named twice in the header", r->file_name,
-                   sorted[i]->name);
-    }
-  }
+  for (size_t i = 1; i < n && st == TD_OK; i++)
+    if (strcmp(sorted[i - 1]->name, sorted[i]->name) == 0)
+      st = td_tensor_fail(r->err, TD_EFORMAT, sorted[i], "named twice in the header");
   free(sorted);
   return st;
 }
@@ -236,13 +223,12 @@ static td_status check_layout(const reader *r) {
     const td_tensor *t = &out->tensors[i];
     uint64_t begin = (uint64_t)(t->data - (const uint8_t *)r->data);
     if (begin < end) {
-      return td_fail(r->err, TD_EFORMAT, "%s: tensor %s: its data overlaps that of tensor %s",
-                     r->file_name, t->name, t[-1].name);
+      return td_tensor_fail(r->err, TD_EFORMAT, t, "its data overlaps that of tensor %s",
+                            t[-1].name);
     }
     if (begin > end) {
-      return td_fail(r->err, TD_EFORMAT,
-                     "%s: tensor %s: %llu bytes before its data belong to no tensor", r->file_name,
-                     t->name, (unsigned long long)(begin - end));
+      return td_tensor_fail(r->err, TD_EFORMAT, t, "%llu bytes before its data belong to no tensor",
+                            (unsigned long long)(begin - end));
     }
     end = begin + t->n_bytes;
   }

@@ -21,6 +21,10 @@ typedef struct {
   uint32_t n_dims;
 } td_tensor;
 
+// An error of the tensor, whose file and name are put in front.
+td_status td_tensor_fail(td_err *err, td_status code, const td_tensor *t, const char *fmt, ...)
+    __attribute__((format(printf, 4, 5)));
+
 // Of a tensor that was parsed, so that the product does not overflow.
 static inline uint64_t td_tensor_elements(const td_tensor *t) {
   uint64_t n = 1;

@@ -188,8 +188,8 @@ static size_t find_slot(const td_store *store, const char *name) {
 static td_status add_to_map(td_store *store, const td_tensor *t, td_err *err) {
   size_t slot = find_slot(store, t->name);
   if (store->slots[slot]) {
-    return td_fail(err, TD_EFORMAT, "%s: tensor %s: also in %s: only one shard may hold it",
-                   t->file, t->name, store->tensors[store->slots[slot] - 1]->file);
+    return td_tensor_fail(err, TD_EFORMAT, t, "also in %s: only one shard may hold it",
+                          store->tensors[store->slots[slot] - 1]->file);
   }
   store->tensors[store->n_tensors++] = t;
   store->slots[slot] = (uint32_t)store->n_tensors;

@@ -40,10 +40,8 @@ static const td_config_key glm5_keys[] = {
 static td_status read_deepseek(const td_config_reader *r) {
   uint32_t every = 1;
   td_status st = td_config_uint(r, r->root, "moe_layer_freq", 1, TD_MAX_LAYERS, &every);
-  if (st == TD_OK && every != 1) {
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: moe_layer_freq other than 1 is not supported",
-                 r->file);
-  }
+  if (st == TD_OK && every != 1)
+    st = td_config_fail(r, TD_EUNSUPPORTED, "moe_layer_freq other than 1 is not supported");
   if (st == TD_OK) st = td_config_expect_str(r, "scoring_func", "sigmoid");
   return st == TD_OK ? td_config_expect_str(r, "topk_method", "noaux_tc") : st;
 }

@@ -30,8 +30,8 @@ static td_status read_group(const td_config_reader *r, const char *type, const c
   if (st == TD_OK && rates) st = td_config_uint(r, rates, type, 1, 1u << 16, group);
   if (st == TD_OK) st = td_config_uint(r, r->root, key, 1, 1u << 16, group);
   if (st != TD_OK || (*group & (*group - 1)) == 0) return st;
-  return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s: a rate of %u; supported are powers of two",
-                 r->file, type, *group);
+  return td_config_fail(r, TD_EUNSUPPORTED, "%s: a rate of %u; supported are powers of two", type,
+                        *group);
 }
 
 static const char near_type[] = "sliding_attention", pool_type[] = "heavily_compressed_attention",

@@ -28,7 +28,7 @@ static td_status read_rest(const td_config_reader *r) {
   bool has_biases = false;
   td_status st = td_config_bool(r, r->root, "use_bias", &has_biases);
   if (st == TD_OK && has_biases)
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_bias is not supported", r->file);
+    st = td_config_fail(r, TD_EUNSUPPORTED, "use_bias is not supported");
   if (st == TD_OK) st = td_config_double(r, r->root, "moe_norm_min", 0, 1, &min_sum);
   r->out->router_min_sum = (float)min_sum;
   return st == TD_OK ? read_moe_layers(r) : st;

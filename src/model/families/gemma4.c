@@ -36,7 +36,7 @@ static td_status check_parts(const td_config_reader *r) {
                             : is_double                   ? "use_double_wide_mlp true"
                             : strcmp(sees, "vision") != 0 ? "use_bidirectional_attention of text"
                                                           : NULL;
-  if (lacks) return td_fail(r->err, TD_EUNSUPPORTED, "%s: %s is not supported", r->file, lacks);
+  if (lacks) return td_config_fail(r, TD_EUNSUPPORTED, "%s is not supported", lacks);
   if (!c->n_experts || !c->top_k || !c->expert_dim)
     return td_config_bad(r, "num_experts, top_k_experts and moe_intermediate_size must be stated");
   return TD_OK;
@@ -69,10 +69,9 @@ static td_status read_layer_heads(const td_config_reader *r, const cJSON *layers
     if (st != TD_OK) return st;
     const bool is_other = n && (heads != c->wide_kv_heads || dim != c->wide_head_dim);
     if (is_other || n == td_model_n_attn(c, TD_ATTN_GQA_WIDE)) {
-      return td_fail(r->err, TD_EUNSUPPORTED,
-                     "%s: per_layer_config with other than one kind of heads, in the layers "
-                     "without a window, is not supported",
-                     r->file);
+      return td_config_fail(r, TD_EUNSUPPORTED,
+                            "per_layer_config with other than one kind of heads, in the layers "
+                            "without a window, is not supported");
     }
     c->wide_kv_heads = heads;
     c->wide_head_dim = dim;
@@ -115,10 +114,10 @@ static td_status read_wide_rope(const td_config_reader *r) {
   }
   if (st == TD_OK && (factor != 1 || (rope && strcmp(type, "default") != 0 &&
                                       strcmp(type, "proportional") != 0))) {
-    st = td_fail(r->err, TD_EUNSUPPORTED,
-                 "%s: RoPE of full_attention of type \"%.40s\" with a factor of %g is not "
-                 "supported; supported are default and proportional, without a factor",
-                 r->file, type, factor);
+    st = td_config_fail(r, TD_EUNSUPPORTED,
+                        "RoPE of full_attention of type \"%.40s\" with a factor of %g is not "
+                        "supported; supported are default and proportional, without a factor",
+                        type, factor);
   }
   c->wide_pairs = (uint32_t)(part * c->wide_head_dim / 2);
   return st;

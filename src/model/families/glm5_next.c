@@ -41,8 +41,8 @@ static td_status read_decays(const td_config_reader *r) {
   r->out->delta_bound = (float)bound;
   if (st == TD_OK) st = td_config_read_delta(r);
   if (st != TD_OK || td_model_n_attn(r->out, TD_ATTN_KDA)) return st;
-  return td_fail(r->err, TD_EUNSUPPORTED,
-                 "%s: layer_types without \"linear_attention\" is not supported", r->file);
+  return td_config_fail(r, TD_EUNSUPPORTED,
+                        "layer_types without \"linear_attention\" is not supported");
 }
 
 // index_topk counts positions.
@@ -51,13 +51,13 @@ static td_status read_selection(const td_config_reader *r) {
   bool has_tail = true;
   td_status st = td_config_bool(r, r->root, "index_kpool_always_select_tail", &has_tail);
   if (st == TD_OK && !has_tail) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: index_kpool_always_select_tail false is not supported", r->file);
+    return td_config_fail(r, TD_EUNSUPPORTED,
+                          "index_kpool_always_select_tail false is not supported");
   }
   if (st == TD_OK && c->index_group & (c->index_group - 1)) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: an index_kpool of %u is not supported; supported are powers of two",
-                   r->file, c->index_group);
+    return td_config_fail(r, TD_EUNSUPPORTED,
+                          "an index_kpool of %u is not supported; supported are powers of two",
+                          c->index_group);
   }
   if (st == TD_OK && c->index_top_k % c->index_group)
     st = td_config_bad(r, "index_kpool must divide index_topk");
@@ -74,10 +74,10 @@ static td_status read_rest(const td_config_reader *r) {
   double limit = 10, eps = 1e-6;
   uint32_t n_kv_heads = c->n_heads;
   if (c->rope_dim) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: a qk_rope_head_dim of %u is not supported; "
-                   "supported is 0",
-                   r->file, c->rope_dim);
+    return td_config_fail(r, TD_EUNSUPPORTED,
+                          "a qk_rope_head_dim of %u is not supported; "
+                          "supported is 0",
+                          c->rope_dim);
   }
   td_status st = td_config_uint(r, r->root, "num_key_value_heads", 1, TD_MAX_HEADS, &n_kv_heads);
   if (st == TD_OK && n_kv_heads != c->n_heads)

@@ -17,11 +17,11 @@ static td_status read_index_types(const td_config_reader *r, const cJSON *types,
     const char *name = cJSON_IsString(type) ? type->valuestring : "";
     const bool is_full = strcmp(name, "full") == 0;
     if (!is_full && strcmp(name, "shared") != 0)
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must hold \"full\" or \"shared\"", r->file, key);
+      return td_config_fail(r, TD_EFORMAT, "%s must hold \"full\" or \"shared\"", key);
     set_index(c, i, is_full);
   }
   if (i == c->n_layers) return TD_OK;
-  return td_fail(r->err, TD_EFORMAT, "%s: %s must have an entry for each layer", r->file, key);
+  return td_config_fail(r, TD_EFORMAT, "%s must have an entry for each layer", key);
 }
 
 // A letter for each layer: F or S.

@@ -63,7 +63,7 @@ static td_status read_rest(const td_config_reader *r) {
   bool has_nope = true;
   td_status st = td_config_bool(r, r->root, "mla_use_nope", &has_nope);
   if (st == TD_OK && !has_nope)
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: mla_use_nope false is not supported", r->file);
+    st = td_config_fail(r, TD_EUNSUPPORTED, "mla_use_nope false is not supported");
   if (st == TD_OK) st = td_config_bool(r, r->root, "moe_renormalize", &c->norm_topk);
   if (st == TD_OK) st = td_config_expect_str(r, "moe_router_activation_func", "sigmoid");
   return st == TD_OK ? read_layers(r) : st;

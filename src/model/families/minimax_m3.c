@@ -23,10 +23,8 @@ static const td_config_key keys[] = {
 // The layers whose entry of a list is `name`, 1 or true. Entries of layers that predict may follow.
 static td_status read_layers(const td_config_reader *r, const cJSON *list, const char *key,
                              const char *name, const char *other, uint64_t *layers) {
-  if (!cJSON_IsArray(list) || (uint32_t)cJSON_GetArraySize(list) < r->out->n_layers) {
-    return td_fail(r->err, TD_EFORMAT, "%s: %s must be an array with an entry for each layer",
-                   r->file, key);
-  }
+  if (!cJSON_IsArray(list) || (uint32_t)cJSON_GetArraySize(list) < r->out->n_layers)
+    return td_config_fail(r, TD_EFORMAT, "%s must be an array with an entry for each layer", key);
   uint32_t i = 0;
   for (const cJSON *item = list->child; i < r->out->n_layers; item = item->next, i++) {
     const char *text = cJSON_IsString(item) ? item->valuestring : "";
@@ -36,8 +34,8 @@ static td_status read_layers(const td_config_reader *r, const cJSON *list, const
     if (strcmp(text, name) == 0 || number == 1) {
       td_layers_add(layers, i);
     } else if (strcmp(text, other) != 0 && number != 0) {
-      return td_fail(r->err, TD_EFORMAT, "%s: %s must hold \"%s\" or \"%s\", or 1 or 0", r->file,
-                     key, name, other);
+      return td_config_fail(r, TD_EFORMAT, "%s must hold \"%s\" or \"%s\", or 1 or 0", key, name,
+                            other);
     }
   }
   return TD_OK;

@@ -11,7 +11,7 @@ static const td_config_key keys[] = {
 
 static td_status read_rest(const td_config_reader *r) {
   if (td_json_get(r->root, "sliding_window"))
-    return td_fail(r->err, TD_EUNSUPPORTED, "%s: sliding_window is not supported", r->file);
+    return td_config_fail(r, TD_EUNSUPPORTED, "sliding_window is not supported");
   return td_config_bool(r, r->root, "rope_interleave", &r->out->rope_interleaved);
 }
 

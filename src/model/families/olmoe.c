@@ -11,7 +11,7 @@ static const td_config_key keys[] = {
 
 static td_status read_rest(const td_config_reader *r) {
   if (!td_json_get(r->root, "clip_qkv")) return TD_OK;
-  return td_fail(r->err, TD_EUNSUPPORTED, "%s: clip_qkv is not supported", r->file);
+  return td_config_fail(r, TD_EUNSUPPORTED, "clip_qkv is not supported");
 }
 
 static const td_tensor_spec layer[] = {

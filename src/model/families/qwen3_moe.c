@@ -21,7 +21,7 @@ static td_status read_rest(const td_config_reader *r) {
   td_status st = td_config_bool(r, r->root, "use_sliding_window", &use);
   bool off = cJSON_IsNull(cJSON_GetObjectItemCaseSensitive(r->root, "sliding_window"));
   if (st == TD_OK && use && !off)
-    st = td_fail(r->err, TD_EUNSUPPORTED, "%s: use_sliding_window is not supported", r->file);
+    st = td_config_fail(r, TD_EUNSUPPORTED, "use_sliding_window is not supported");
   return st;
 }
 

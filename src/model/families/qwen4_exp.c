@@ -35,17 +35,18 @@ static td_status read_selection(const td_config_reader *r) {
   for (size_t i = 0; i < TD_COUNT(need) && st == TD_OK; i++) {
     uint32_t *out = (uint32_t *)(void *)((char *)c + need[i].offset);
     if (!td_json_get(r->root, need[i].key)) {
-      return td_fail(r->err, TD_EFORMAT, "%s: has no %s, without which attention is not known",
-                     r->file, need[i].key);
+      return td_config_fail(r, TD_EFORMAT, "has no %s, without which attention is not known",
+                            need[i].key);
     }
     st = td_config_uint(r, r->root, need[i].key, need[i].min, need[i].max, out);
   }
   if (st != TD_OK) return st;
   if (c->index_group & (c->index_group - 1)) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: an indexer_compress_ratio of %u is not supported; supported are powers of "
-                   "two",
-                   r->file, c->index_group);
+    return td_config_fail(
+        r, TD_EUNSUPPORTED,
+        "an indexer_compress_ratio of %u is not supported; supported are powers of "
+        "two",
+        c->index_group);
   }
   if (c->index_top_k % c->index_group)
     return td_config_bad(r, "indexer_compress_ratio must divide indexer_budget");
@@ -94,9 +95,10 @@ static td_status read_ngrams(const td_config_reader *r) {
   }
   const uint32_t n = (c->ngram_size - 1) * c->ngram_heads;
   if (n > TD_MAX_NGRAM_HEADS || c->ngram_dim % n) {
-    return td_fail(r->err, TD_EUNSUPPORTED,
-                   "%s: %u heads of n-grams; supported are up to %d that divide ple_embed_dim, %u",
-                   r->file, n, TD_MAX_NGRAM_HEADS, c->ngram_dim);
+    return td_config_fail(
+        r, TD_EUNSUPPORTED,
+        "%u heads of n-grams; supported are up to %d that divide ple_embed_dim, %u", n,
+        TD_MAX_NGRAM_HEADS, c->ngram_dim);
   }
   return read_end(r);
 }

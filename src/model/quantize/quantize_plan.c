@@ -112,9 +112,8 @@ static td_status plan_tensor(td_quantizer *q, size_t idx, bool *used) {
   if (st != TD_OK) return st;
   item->action = item->encoding ? TD_QUANTIZE_ENCODE : TD_QUANTIZE_BF16;
   if (is_fp8 && item->encoding && strcmp(item->encoding->data.dtype, t->dtype) == 0) {
-    return td_fail(q->err, TD_EINVAL,
-                   "%s: tensor %s: is FP8 already: use the checkpoint as it is, or make it smaller",
-                   t->file, t->name);
+    return td_tensor_fail(q->err, TD_EINVAL, t,
+                          "is FP8 already: use the checkpoint as it is, or make it smaller");
   }
   return TD_OK;
 }
