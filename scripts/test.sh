@@ -121,7 +121,8 @@ sanitized() {
 # kernels of instructions that this CPU lacks, which are compiled without optimization. Sanitizers see this CPU's
 # kernels alone.
 build_release() {
-  build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA_ARCHS=90a -DTD_CUDA_PTX=OFF -DTD_FOR_THIS_CPU=ON
+  build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA_ARCHS=90a -DTD_CUDA_PTX=OFF \
+    -DTD_CUDA_UNOPTIMIZED=ON -DTD_FOR_THIS_CPU=ON
 }
 
 test_release() {

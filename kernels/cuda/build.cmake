@@ -7,6 +7,7 @@
 # TD_CUDA_ARCHS: what it has code for, as archs.cmake has it: auto, package or a list; TD_CUDA_PTX: and PTX.
 set(TD_CUDA AUTO CACHE STRING "CUDA kernels: AUTO (where nvcc is), ON or OFF")
 set(TD_CUDA_PTX ON CACHE STRING "Also PTX, which newer GPUs translate when the program first starts: OFF or a list; ON: 80;89")
+option(TD_CUDA_UNOPTIMIZED "GPU code that nothing runs, in less time where nvcc can" OFF)
 set(TD_CUDA_ARCHS auto CACHE STRING "GPUs to make code for: auto (this machine's), package (all), or a list as 80;90a")
 include(${CMAKE_CURRENT_LIST_DIR}/archs.cmake)
 
@@ -41,6 +42,12 @@ if(wanted AND TD_NVCC)
   list(APPEND codes -DTD_CUDA_CODE=${numbers})
   set(flags -std=c++17 -O3 -lineinfo --cudart static -I${CMAKE_SOURCE_DIR}
       -I${CMAKE_SOURCE_DIR}/include -Xcompiler -fPIC,-fvisibility=hidden,-Wall ${codes})
+  if(TD_CUDA_UNOPTIMIZED)
+    execute_process(COMMAND ${TD_NVCC} --help OUTPUT_VARIABLE help)
+    if(help MATCHES "--Ofast-compile") # since CUDA 12.9
+      list(APPEND flags -Ofc=max)
+    endif()
+  endif()
   set(objects "")
   foreach(source ${TD_CUDA_SOURCES})
     get_filename_component(name ${source} NAME_WE)
