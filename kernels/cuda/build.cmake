@@ -105,15 +105,16 @@ if(CMAKE_CXX_COMPILER AND TD_CUDA_EMULATOR AND NOT TD_FUZZ)
     target_include_directories(${name} SYSTEM PRIVATE ${CMAKE_SOURCE_DIR}/tests/cuda_emu)
     target_compile_definitions(${name} PRIVATE EMU_RACES=$<STREQUAL:${name},tandem_cuda_emu_races>)
     target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+    target_compile_options(${name} PRIVATE -O2) # for speed under sanitizers, too
   endforeach()
-  # Kernels are compiled for speed under sanitizers, too. ThreadSanitizer does not know the fibers of a block, which
-  # are one thread; AddressSanitizer sees what is out of bounds.
+  # ThreadSanitizer does not know the fibers of a block, which are one thread; AddressSanitizer sees what is out of
+  # bounds.
   if(TD_SANITIZE STREQUAL "thread")
-    target_compile_options(tandem_cuda_emu PRIVATE -O2 -fno-sanitize=thread)
+    target_compile_options(tandem_cuda_emu PRIVATE -fno-sanitize=thread)
     set_source_files_properties(${CMAKE_SOURCE_DIR}/tests/cuda_emu/system.cpp PROPERTIES
                                 COMPILE_OPTIONS -fsanitize=thread)
   elseif(TD_SANITIZE STREQUAL "address")
     target_compile_options(tandem_cuda_emu PRIVATE
-                           -O2 -fno-sanitize=alignment,null,object-size,pointer-overflow,bounds)
+                           -fno-sanitize=alignment,null,object-size,pointer-overflow,bounds)
   endif()
 endif()
