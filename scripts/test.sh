@@ -117,9 +117,8 @@ sanitized() {
   fi
 }
 
-# The GPU code is for the one architecture that has all of it, since it is compiled and not run; so are the
-# kernels of instructions that this CPU lacks, which are compiled without optimization. Sanitizers see this CPU's
-# kernels alone.
+# The GPU code is for the one architecture that has all of it, since it is compiled and not run. Kernels that this CPU
+# does not choose are compiled with -O1, those that it cannot run with -O0; sanitizers see its own kernels alone.
 build_release() {
   build release -DCMAKE_BUILD_TYPE=Release -DTD_WERROR=ON -DTD_CUDA_ARCHS=90a -DTD_CUDA_PTX=OFF \
     -DTD_CUDA_UNOPTIMIZED=ON -DTD_FOR_THIS_CPU=ON
