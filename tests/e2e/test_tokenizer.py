@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 import text_gen
 import tokenizer_models
 
-N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 10000))  # of a kind, at most
+N_STRINGS = int(os.environ.get("TANDEM_STRINGS", 4000))  # of a kind, at most
 ADD_SPECIAL, PARSE_SPECIAL = 1, 2
 
 
