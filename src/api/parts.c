@@ -89,8 +89,29 @@ static bool is_image(const td_api_content *c, const cJSON *part) {
   return c->sees && base64_of(image_of(part));
 }
 
-static td_status keep_image(td_api_request *r, const char *base64, const char *where,
+enum { LOW_DETAIL = 512 * 512, MOST_PIXELS = 1 << 30 };
+
+// Limits of a part, or of its image_url, as Qwen's clients send them; detail: low, as OpenAI's do.
+static td_status read_limits(td_api_image *image, const cJSON *part, td_err *err) {
+  const cJSON *from[] = {part, td_json_get(part, "image_url")};
+  for (size_t i = 0; i < TD_COUNT(from); i++) {
+    const char *detail = td_json_text(from[i], "detail");
+    if (!cJSON_IsObject(from[i])) continue;
+    if (detail && !strcmp(detail, "low")) image->max_pixels = LOW_DETAIL;
+    td_status st = td_json_get_int(from[i], "min_pixels", 1, MOST_PIXELS, &image->min_pixels, err);
+    if (st == TD_OK)
+      st = td_json_get_int(from[i], "max_pixels", 1, MOST_PIXELS, &image->max_pixels, err);
+    if (st != TD_OK) return st;
+  }
+  if (image->max_pixels && image->min_pixels > image->max_pixels)
+    return td_fail(err, TD_EINVAL, "min_pixels is over max_pixels");
+  return TD_OK;
+}
+
+static td_status keep_image(td_api_request *r, const cJSON *part, const char *where,
                             td_api_error *error) {
+  const char *base64 = base64_of(image_of(part));
+  td_api_image limits = {.min_pixels = 0};
   td_buf bytes = TD_BUF_INIT;
   td_sha256 sha;
   td_err err;
@@ -101,6 +122,7 @@ static td_status keep_image(td_api_request *r, const char *base64, const char *w
     return td_api_wrong(error, where, ": an image of more than %u MB: send a smaller one",
                         TD_API_MAX_IMAGE_BYTES >> 20);
   }
+  if (read_limits(&limits, part, &err) != TD_OK) return td_api_wrong(error, where, ": %s", err.msg);
   if (!td_base64_decode(&bytes, base64, n)) {
     td_buf_free(&bytes);
     return td_api_wrong(error, where, ": Could not process image: its data is not base64");
@@ -114,9 +136,13 @@ static td_status keep_image(td_api_request *r, const char *base64, const char *w
     return td_api_fail_err(error, NULL, &err);
   }
   td_api_image *image = &r->images[r->n_images++];
-  *image = (td_api_image){.bytes = bytes, .where = from};
+  *image = limits;
+  image->bytes = bytes;
+  image->where = from;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, bytes.data, bytes.len);
+  td_sha256_add(&sha, &limits.min_pixels, sizeof limits.min_pixels);
+  td_sha256_add(&sha, &limits.max_pixels, sizeof limits.max_pixels);
   td_sha256_end(&sha, &image->file);
   return TD_OK;
 }
@@ -148,8 +174,7 @@ static td_status add_image(td_api_content *c, const cJSON *part, const char *whe
     td_api_write_json(&w, NULL, part);
     return TD_OK;
   }
-  td_status st = r->n_shown < r->n_images ? TD_OK
-                                          : keep_image(r, base64_of(image_of(part)), where, error);
+  td_status st = r->n_shown < r->n_images ? TD_OK : keep_image(r, part, where, error);
   if (st != TD_OK) return st;
   td_digest_hex(hex, &r->images[r->n_shown++].file);
   td_jw_add(&w, "{'type': 'image', 'image': %s}", hex);

@@ -88,8 +88,10 @@ typedef struct {
 // An image of a chat.
 typedef struct {
   td_buf bytes;   // PNG, JPEG or WebP, owned
-  td_digest file; // of these bytes
-  char *where;    // owned: the member that it is from
+  td_digest file; // of these bytes, and of the limits
+  // Of pixels after resizing; 0: the model's.
+  int64_t min_pixels, max_pixels;
+  char *where; // owned: the member that it is from
 } td_api_image;
 
 typedef struct {

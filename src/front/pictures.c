@@ -98,8 +98,21 @@ static bool is_over(void *ctx) {
   return atomic_load_explicit(is_canceled, memory_order_relaxed);
 }
 
-static td_status prepare(td_picture_list *list, const td_buf *file, const atomic_bool *is_canceled,
-                         td_err *err) {
+// The model's processor with a client's limits, inside of the model's largest.
+static td_image_processor processor_of(const td_pictures *p, const td_api_image *image) {
+  td_image_processor out = p->processor;
+  const uint64_t frames = out.rule == TD_RESIZE_GLM ? out.temporal : 1;
+  const uint64_t least = frames * (uint64_t)image->min_pixels;
+  const uint64_t most = frames * (uint64_t)image->max_pixels;
+  if (most && most < out.max_pixels) out.max_pixels = most;
+  if (least) out.min_pixels = least;
+  if (out.min_pixels > out.max_pixels) out.min_pixels = out.max_pixels;
+  return out;
+}
+
+static td_status prepare(td_picture_list *list, const td_api_image *from,
+                         const atomic_bool *is_canceled, td_err *err) {
+  const td_image_processor processor = processor_of(list->from, from);
   const td_image_limits limits = {.max_pixels = TD_PICTURES_PIXELS,
                                   .max_bytes = TD_API_MAX_IMAGE_BYTES,
                                   .is_cancelled = is_over,
@@ -108,8 +121,9 @@ static td_status prepare(td_picture_list *list, const td_buf *file, const atomic
   td_image_input input;
   uint8_t *rgb = NULL;
   td_wire_image *out = &list->images[list->n];
-  td_status st = td_image_decode(&image, (const uint8_t *)file->data, file->len, &limits, err);
-  if (st == TD_OK) st = td_image_prepare(&input, &rgb, &image, &list->from->processor, err);
+  td_status st = td_image_decode(&image, (const uint8_t *)from->bytes.data, from->bytes.len,
+                                 &limits, err);
+  if (st == TD_OK) st = td_image_prepare(&input, &rgb, &image, &processor, err);
   if (st == TD_OK) {
     *out = (td_wire_image){.n_tokens = input.n_tokens,
                            .grid_h = input.grid_h,
@@ -151,7 +165,7 @@ td_status td_pictures_take(td_picture_list **out, td_pictures *from, td_api_requ
   }
   *list = (td_picture_list){.from = from, .n_refs = 1, .images = images, .is_kept = is_kept};
   for (uint32_t i = 0; i < n && st == TD_OK; i++) {
-    st = prepare(list, &request->images[i].bytes, is_canceled, &err);
+    st = prepare(list, &request->images[i], is_canceled, &err);
     if (st != TD_OK) st = fail(&request->images[i], st, &err, error);
     td_buf_free(&request->images[i].bytes);
   }

@@ -69,6 +69,27 @@ def test_what_is_seen_counts_and_matters(server):
         assert count == blank["usage"]["prompt_tokens"] + n * (N_TOKENS + 2)
 
 
+def test_clients_bound_the_pixels(server):
+    """What is resized differently is another image: its tokens, its pages, and its turns."""
+
+    def bounded(url=(), **of_part):
+        image = part(1)
+        image["image_url"] |= dict(url)
+        return [user(image | of_part, "What is this?")]
+
+    (whole,) = {said(chat(server, bounded(url)))[0] for url in ({}, {"detail": "low"}, {"detail": "auto"})}
+    n = chat(server, bounded())["usage"]["prompt_tokens"]
+    small = chat(server, bounded(max_pixels=96 * 96))
+    assert n - N_TOKENS + 9 == small["usage"]["prompt_tokens"] and cached(small) < PAGE
+    assert said(small) == said(chat(server, bounded({"max_pixels": 96 * 96})))
+    for most in (256, 400):  # the model's most is 256 * 256
+        assert chat(server, bounded(min_pixels=most * most))["usage"]["prompt_tokens"] == n - N_TOKENS + 64
+    assert said(small)[0] != whole
+    for wrong in ({"max_pixels": 0}, {"max_pixels": "many"}, {"min_pixels": 9, "max_pixels": 8}):
+        error = chat(server, bounded(**wrong), status=400)["error"]
+        assert "_pixels" in error["message"] and error["param"].startswith("messages[0].content[0]")
+
+
 def test_no_page_is_shared_by_images(server):
     """Prompts whose token ids are equal, and images that are not: at every place in a page."""
     for lead in range(0, 70, 3):
