@@ -247,8 +247,8 @@ static void prepare_body(td_job *j) {
   uint64_t begin_ns = td_trace_begin();
   td_buf text = TD_BUF_INIT;
   j->request.owner = td_serve_turn_owner(j->serve, &j->caller, &j->request);
-  j->status = td_pictures_take(&j->pictures, &j->host->pictures, &j->request, true,
-                               &j->work.is_canceled, &j->error);
+  j->status = td_pictures_take(&j->pictures, &j->host->pictures, &j->request, j->caller.tenant,
+                               true, &j->work.is_canceled, &j->error);
   if (j->status == TD_OK)
     j->status = td_serve_encode(j->host->chat, j->host->turns, &j->request, j->pictures, j->prompts,
                                 j->is_chat ? &text : NULL, &j->error);

@@ -5,6 +5,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -32,6 +33,7 @@ td_status td_pictures_open(td_pictures *out, const char *model_dir, const td_vis
                  vision->merge);
   }
   if (st == TD_OK) st = td_segment_reserve(&out->fd, "tandem-images", err);
+  out->most = TD_PICTURES_BYTES;
   if (st != TD_OK) *out = (td_pictures){0};
   return st;
 }
@@ -49,9 +51,25 @@ static uint64_t room_of(const td_pictures *p, const td_wire_image *image) {
   return (n + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-static void give_back(td_pictures *p, const td_wire_image *image) {
+static _Atomic uint64_t *bytes_of(const td_picture_list *list) {
+  return &list->from->of_tenants[list->tenant % TD_COUNT(list->from->of_tenants)];
+}
+
+static bool reserve(const td_picture_list *list, uint64_t room) {
+  td_pictures *p = list->from;
+  if (atomic_fetch_add(&p->n_bytes, room) + room <= p->most) {
+    if (atomic_fetch_add(bytes_of(list), room) + room <= p->most / 2) return true;
+    atomic_fetch_sub(bytes_of(list), room);
+  }
+  atomic_fetch_sub(&p->n_bytes, room);
+  return false;
+}
+
+static void give_back(const td_picture_list *list, const td_wire_image *image) {
+  td_pictures *p = list->from;
   const uint64_t room = room_of(p, image);
   fallocate(p->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)image->offset, (off_t)room);
+  atomic_fetch_sub(bytes_of(list), room);
   atomic_fetch_sub(&p->n_bytes, room);
 }
 
@@ -72,22 +90,23 @@ static td_status keep(td_picture_list *list, td_wire_image *image, const uint8_t
                       td_err *err) {
   td_pictures *p = list->from;
   const uint64_t room = room_of(p, image), patch = p->processor.patch;
-  if (list->n_bytes + room > TD_PICTURES_OF_ONE) {
+  if (list->n_bytes + room > p->most / 4) {
     return td_fail(err, TD_ELIMIT,
-                   "the images of a request take more than %llu MB: send fewer or smaller ones",
-                   TD_PICTURES_OF_ONE >> 20);
+                   "the images of a request take more than %" PRIu64
+                   " MB: send fewer or smaller ones",
+                   p->most / 4 >> 20);
   }
-  if (atomic_fetch_add(&p->n_bytes, room) + room > TD_PICTURES_BYTES) {
-    atomic_fetch_sub(&p->n_bytes, room);
+  if (!reserve(list, room)) {
     return td_fail(err, TD_EAGAIN,
-                   "the images of all requests take more than %llu MB: try again later",
-                   TD_PICTURES_BYTES >> 20);
+                   "the images of all requests take more than %" PRIu64
+                   " MB, or yours more than half of that: try again later",
+                   p->most >> 20);
   }
   image->offset = atomic_fetch_add(&p->end, room);
   list->n_bytes += room;
   const size_t n = 3 * patch * patch * image->grid_h * image->grid_w;
   td_status st = write_pixels(p->fd, image->offset, rgb, n, err);
-  if (st != TD_OK) give_back(p, image);
+  if (st != TD_OK) give_back(list, image);
   return st;
 }
 
@@ -150,7 +169,8 @@ static td_status fail(const td_api_image *image, td_status st, const td_err *why
 }
 
 td_status td_pictures_take(td_picture_list **out, td_pictures *from, td_api_request *request,
-                           bool is_kept, const atomic_bool *is_canceled, td_api_error *error) {
+                           uint64_t tenant, bool is_kept, const atomic_bool *is_canceled,
+                           td_api_error *error) {
   const uint32_t n = request->n_images;
   td_err err = {0};
   td_status st = TD_OK;
@@ -163,7 +183,8 @@ td_status td_pictures_take(td_picture_list **out, td_pictures *from, td_api_requ
     free(images);
     return td_api_fail(error, 503, NULL, NULL, "out of memory");
   }
-  *list = (td_picture_list){.from = from, .n_refs = 1, .images = images, .is_kept = is_kept};
+  *list = (td_picture_list){
+      .from = from, .n_refs = 1, .images = images, .is_kept = is_kept, .tenant = tenant};
   for (uint32_t i = 0; i < n && st == TD_OK; i++) {
     st = prepare(list, &request->images[i], is_canceled, &err);
     if (st != TD_OK) st = fail(&request->images[i], st, &err, error);
@@ -184,7 +205,7 @@ td_picture_list *td_pictures_hold(td_picture_list *list) {
 void td_pictures_drop(td_picture_list *list) {
   if (!list || --list->n_refs) return;
   for (uint32_t i = 0; i < list->n && list->is_kept; i++)
-    give_back(list->from, &list->images[i]);
+    give_back(list, &list->images[i]);
   free(list->images);
   free(list);
 }

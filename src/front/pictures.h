@@ -10,17 +10,18 @@
 #include "model/vision.h"
 #include "tandem/wire.h"
 
-// Of all requests' pixels together, and of one request's.
+// Of all requests' pixels together; half of it for a single tenant's, a quarter for one request's.
 #define TD_PICTURES_BYTES  (1ull << 30)
-#define TD_PICTURES_OF_ONE (TD_PICTURES_BYTES / 4)
 #define TD_PICTURES_PIXELS (36u << 20) // of one image, as it was sent
 
 typedef struct {
   td_image_processor processor;
-  int32_t token;            // that stands for an image in prompts
-  int fd;                   // the memory; it is never 0
-  _Atomic uint64_t end;     // offset of the next image: none is used twice
-  _Atomic uint64_t n_bytes; // in use
+  int32_t token;                   // that stands for an image in prompts
+  int fd;                          // the memory; it is never 0
+  _Atomic uint64_t end;            // offset of the next image: none is used twice
+  uint64_t most;                   // bytes in use at a time
+  _Atomic uint64_t n_bytes;        // in use
+  _Atomic uint64_t of_tenants[64]; // thereof, by a tenant's number; some may share one
 } td_pictures;
 
 // TD_ENOENT: the model does not see, and *out is zeroed. A zeroed one may be closed.
@@ -35,13 +36,16 @@ typedef struct {
   uint32_t first, n;     // those from first on are in the prompt
   td_wire_image *images; // owned, [n]
   bool is_kept;          // in the memory
-  uint64_t n_bytes;      // there
+  uint64_t tenant;
+  uint64_t n_bytes; // there
 } td_picture_list;
 
-// Prepares the request's images and frees the files. *out is NULL if it has none. is_kept: pixels
-// are wanted, not sizes alone. Any thread. Error: a td_api_error, also TD_ECANCELED.
+// Prepares the images of a tenant's request and frees the files. *out is NULL if it has none.
+// is_kept: pixels are wanted, not sizes alone. Any thread. Error: a td_api_error, also
+// TD_ECANCELED.
 td_status td_pictures_take(td_picture_list **out, td_pictures *from, td_api_request *request,
-                           bool is_kept, const atomic_bool *is_canceled, td_api_error *error);
+                           uint64_t tenant, bool is_kept, const atomic_bool *is_canceled,
+                           td_api_error *error);
 td_picture_list *td_pictures_hold(td_picture_list *list); // NULL is legal, also below
 void td_pictures_drop(td_picture_list *list);
 

@@ -66,7 +66,7 @@ static td_status open_host(task *t) {
 static td_status encode_request(task *t, td_api_request *request, td_turns *turns,
                                 td_token_ids *prompts, td_buf *text) {
   td_picture_list *pictures;
-  td_status st = td_pictures_take(&pictures, &t->host->pictures, request, false,
+  td_status st = td_pictures_take(&pictures, &t->host->pictures, request, 0, false,
                                   &t->work.is_canceled, &t->error);
   if (st == TD_OK)
     st = td_serve_encode(t->chat, turns, request, pictures, prompts, text, &t->error);

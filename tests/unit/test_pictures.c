@@ -1,7 +1,9 @@
 // tests/unit/test_pictures.c - the tokens of images, and what the prefix cache knows them by.
+#include <stdio.h>
 #include <string.h>
 
 #include "front/pictures.h"
+#include "shm/segment.h"
 #include "unit/testing.h"
 
 enum { PAD = 99, MAX = 128 };
@@ -121,4 +123,46 @@ TEST(keys_keep_the_tokens_in_front) {
   for (int i = 0; i < 4; i++)
     assert_true(a[i] < 0 && a[i] != b[i]);
   assert_true(a[4] == 5 && b[4] == 5);
+}
+
+// Takes an image of 96 x 64 pixels, five pages; returns the HTTP status, 0 if it was taken.
+static int take(td_picture_list **out, td_pictures *from, uint64_t tenant) {
+  static const atomic_bool is_canceled;
+  char bytes[4096];
+  FILE *file = fopen(TD_TEST_DIR "/fuzz/corpus/fuzz_image/png_rgb", "rb");
+  assert_true(file);
+  const size_t n = fread(bytes, 1, sizeof bytes, file);
+  fclose(file);
+  td_api_image image = {.bytes = TD_BUF_INIT, .where = NULL};
+  td_api_request request = {.images = &image, .n_images = 1};
+  td_api_error error = {0};
+  td_buf_add(&image.bytes, bytes, n);
+  const td_status st = td_pictures_take(out, from, &request, tenant, true, &is_canceled, &error);
+  const int status = st == TD_OK ? 0 : error.status;
+  assert_true((st == TD_OK) == (*out != NULL));
+  return status;
+}
+
+TEST(a_tenant_leaves_room_to_others) {
+  enum { PAGES = 5 * 4096 };
+  td_pictures p = {.processor = {.patch = 16, .merge = 2, .min_pixels = 4096, .max_pixels = 4096},
+                   .most = 4 * PAGES};
+  td_picture_list *lists[4], *none;
+  td_err err;
+  assert_int_equal(td_segment_reserve(&p.fd, "images", &err), TD_OK);
+  assert_int_equal(take(&lists[0], &p, 1), 0);
+  assert_int_equal(take(&lists[1], &p, 1), 0);
+  assert_int_equal(take(&none, &p, 1), 429); // half is its own
+  assert_int_equal(take(&lists[2], &p, 2), 0);
+  assert_int_equal(take(&lists[3], &p, 3), 0);
+  assert_int_equal(take(&none, &p, 4), 429); // all is in use
+  td_pictures_drop(lists[0]);
+  assert_int_equal(take(&lists[0], &p, 4), 0);
+  td_pictures_drop(lists[1]);
+  assert_int_equal(take(&lists[1], &p, 1), 0);
+  for (int i = 0; i < 4; i++)
+    td_pictures_drop(lists[i]);
+  assert_int_equal(p.n_bytes, 0);
+  assert_int_equal(p.of_tenants[1] + p.of_tenants[2] + p.of_tenants[3] + p.of_tenants[4], 0);
+  td_pictures_close(&p);
 }
