@@ -57,6 +57,7 @@ static void enter(td_output_parser *p, td_output_parser_state state, size_t at) 
   p->state = state;
   p->at = p->scan = p->solid = at;
   p->has_begun = false;
+  if (state != TD_PARTS_CALLS) p->in_run = false;
 }
 
 static void skip_space(td_output_parser *p, const source *s) {
@@ -241,6 +242,7 @@ static td_status begin_call(td_output_parser *p, unsigned form, size_t at, td_er
   p->is_given = false;
   p->n_given = 0;
   td_call_begin(&p->reader, form, at, p->params);
+  p->reader.in_run = p->in_run;
   return TD_OK;
 }
 
@@ -262,6 +264,7 @@ static td_status take_calls(td_output_parser *p, const source *s, td_output_part
     if (mark == TD_MARK_CALL) return begin_call(p, form, p->at, err);
     if (mark == TD_MARK_CLOSE) p->has_begun = false;
     p->is_opened = mark == TD_MARK_OPEN;
+    p->in_run |= p->is_opened;
     p->may_repeat = false;
     p->reader.form = form;
     return TD_OK;

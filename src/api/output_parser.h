@@ -84,6 +84,7 @@ typedef struct {
   bool has_begun;  // leading white space of the current part was skipped; in state CALLS: there is
                    // text before the next call
   bool is_opened;  // state CALLS: a run was opened and has no call yet
+  bool in_run;     // states CALLS, CALL: a run was opened
   bool may_repeat; // state CALLS: another call may follow without a marker
   size_t at;       // everything before this is parsed
   size_t scan;     // no marker begins before this

@@ -367,6 +367,16 @@ TEST(elements_of_each_family) {
       "<parameter name=\"i\">1</parameter>\n</invoke>\n<invoke name=\"g\">\n</invoke>\n"
       "</minimax:tool_call>\nSo",
       "Look.So", "[t {\"s\": \"1\\n\", \"i\": 1}][g {}]");
+  // Without the run's marker, of tools that are offered.
+  check_calls("Look.\n<invoke name=\"t\">\n<parameter name=\"i\">1</parameter>\n</invoke>\n"
+              "<invoke name=\"t\">\n</invoke>\nSo",
+              "Look.So", "[t {\"i\": 1}][t {}]");
+  check_calls("Write <invoke name=\"other\">\n</invoke>\nthere.",
+              "Write <invoke name=\"other\">\n</invoke>\nthere.", "");
+  check_calls(
+      "<minimax:tool_call>\n<invoke name=\"t\">\n</invoke>\n<invoke name=\"other\">\n</invoke>\n"
+      "</minimax:tool_call>",
+      "", "[t {}][other {}]");
 #define NS        "]<]minimax[>["
 #define M3(calls) NS "<tool_call>\n" calls NS "</tool_call>"
   check_calls("Look [1].\n" M3(NS "<invoke name=\"t\">" NS "<s>1 <b>\n" NS "</s>" NS "<i>1" NS

@@ -94,6 +94,8 @@ static const td_call_form_marks forms[] = {
     [ARG_KEYS] = {.call_close = "</tool_call>", .tags = &arg_key_tags},
     [INVOKE] = {.open = "<minimax:tool_call>",
                 .close = "</minimax:tool_call>",
+                .call_open = "<invoke name=",
+                .opens_offered = true,
                 .tags = &invoke_tags},
     [ELEMENTS] = {.open = NS "<tool_call>",
                   .close = NS "</tool_call>",
@@ -281,7 +283,9 @@ outcome td_call_set_name(reading *x, const char *text, size_t len) {
   td_call_match_name(x->r->params, x->form->has_ids, name);
   if (!name[0] || !td_tool_params_may_call(x->r->params, name)) return NONE;
   // Markup and blanks are of no name, but of text that looks like a call.
-  if (strpbrk(name, "<> \t\r\n") && !td_tool_params_has_tool(x->r->params, name)) return NONE;
+  const bool must_be_offered = strpbrk(name, "<> \t\r\n") ||
+                               (x->form->opens_offered && !x->r->in_run);
+  if (must_be_offered && !td_tool_params_has_tool(x->r->params, name)) return NONE;
   if (x->form->has_ids && has_index(text, len) && len < sizeof x->call->id)
     memcpy(x->call->id, text, len);
   x->call->name = strdup(name);

@@ -60,6 +60,7 @@ typedef struct {
   bool is_fenced;               // arguments are in a ``` block
   bool has_arguments;           // the arguments are complete
   bool is_open;                 // the closing marker has not been seen
+  bool in_run;                  // a marker that opens a run stands before
   unsigned types;               // TD_PARAM_* of the argument being read, of a form with tags
   int is_text;                  // whether its tag says that it is a string; -1: it says nothing
   uint64_t given;               // bit i: the tool's parameter i was given, in a form with tags

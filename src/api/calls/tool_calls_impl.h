@@ -29,6 +29,7 @@ typedef struct {
   const char *call_close;
   const char *id_mark;      // in the header, between the name and an id
   bool has_ids;             // the header is an id that contains the name
+  bool opens_offered;       // outside of a run call_open is of tools that are offered alone
   bool ends_thought;        // its opening marker ends a thought that has no end, as in its peers
   const td_call_tags *tags; // NULL: the arguments are JSON
 } td_call_form_marks;
