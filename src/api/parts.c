@@ -141,8 +141,10 @@ static td_status keep_image(td_api_request *r, const cJSON *part, const char *wh
   image->where = from;
   td_sha256_begin(&sha);
   td_sha256_add(&sha, bytes.data, bytes.len);
-  td_sha256_add(&sha, &limits.min_pixels, sizeof limits.min_pixels);
-  td_sha256_add(&sha, &limits.max_pixels, sizeof limits.max_pixels);
+  if (limits.min_pixels || limits.max_pixels) {
+    td_sha256_add(&sha, &limits.min_pixels, sizeof limits.min_pixels);
+    td_sha256_add(&sha, &limits.max_pixels, sizeof limits.max_pixels);
+  }
   td_sha256_end(&sha, &image->file);
   return TD_OK;
 }

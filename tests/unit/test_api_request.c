@@ -333,6 +333,29 @@ TEST(images_are_kept) {
   td_api_request_free(&r);
 }
 
+// The same file within other limits is another image.
+TEST(limits_of_images_count) {
+  static const char *const limits[] = {"", ",\"max_pixels\":9", ",\"min_pixels\":9",
+                                       ",\"detail\":\"low\"", ",\"detail\":\"high\""};
+  td_digest digests[TD_COUNT(limits)];
+  td_api_defaults sees = defaults;
+  td_api_error error;
+  sees.sees = true;
+  for (size_t i = 0; i < TD_COUNT(limits); i++) {
+    char body[256];
+    td_api_request r;
+    snprintf(body, sizeof body,
+             "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\","
+             "\"image_url\":{\"url\":\"data:image/png;base64,YQ==\"%s}}]}]}",
+             limits[i]);
+    assert_int_equal(td_api_parse_chat(&r, body, strlen(body), &sees, &error), TD_OK);
+    digests[i] = r.images[0].file;
+    td_api_request_free(&r);
+    for (size_t k = 0; k < i; k++)
+      assert_true((memcmp(&digests[k], &digests[i], sizeof *digests) == 0) == (k == 0 && i == 4));
+  }
+}
+
 TEST(notes_what_is_no_text) {
 #define IMAGE "{\"type\":\"image_url\",\"image_url\":{\"url\":\"x\"}}"
   static const char body[] =
